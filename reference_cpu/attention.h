@@ -1,0 +1,53 @@
+// The oracle: exact attention, forward and backward, on Eigen. Memory grows with N, not N²; heads run on all cores.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "harness/problem.h"
+
+namespace flash::reference {
+
+// Host tensors in the layout of Problem. dO may be empty when no gradient is asked for.
+struct Inputs {
+  std::vector<double> Q, K, V, dO;
+};
+
+// Which rows are computed. Rows of O, LSE, dQ are numbered (b·Hq + h)·Nq + i, rows of dK, dV (b·Hkv + h)·Nk + j.
+struct Selection {
+  bool everything = true;
+  std::vector<int64_t> query_rows, key_rows;  // when not everything: sorted, each once
+};
+
+// Draws about `rows` query rows and key rows, spread over the tensor, first and last ones included; key rows from at
+// most `heads` key/value heads, since a key's gradient needs every query of its head.
+Selection sample(const Problem& problem, int rows, int heads, uint64_t seed);
+
+// One result: the selected rows, in the order of the selection.
+//
+// `noise` says how far one unit of relative rounding error in each product and sum would move the elements, taken as
+// independent: a scale for tolerances that stays right where terms cancel (a gradient that is zero but for rounding).
+template <class Scalar>
+struct Output {
+  std::vector<Scalar> values;
+  double noise_norm = 0;  // Frobenius norm of it
+  double noise_max = 0;   // largest element of it
+};
+
+template <class Scalar>
+struct Results {
+  Output<Scalar> O, LSE, dQ, dK, dV;  // the gradients are empty when dO was
+};
+
+// Attention in the arithmetic of Scalar (float, double or long double), from inputs of the given values.
+//
+// `stored` makes it the same-precision baseline: P, O, dS and the gradients are rounded to that type where an unfused
+// implementation would store them. fp64 rounds nothing.
+template <class Scalar>
+Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Selection& selection = {},
+                          DType stored = DType::fp64);
+
+extern template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType);
+extern template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType);
+extern template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType);
+
+}  // namespace flash::reference

@@ -1,0 +1,47 @@
+// Kernels on a GPU: the checked launch, dynamic shared memory, and nothing that hides CUDA. Its twin for the CPU is
+// steps/simt/cuda.h.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <string>
+#include <utility>
+
+#include "harness/error.h"
+#include "harness/step.h"
+
+#define FLASH_TARGET gpu
+
+namespace flash {
+inline namespace gpu {
+
+constexpr Target kTarget = Target::gpu;
+
+// Throws KernelFault when a CUDA call failed; `what` says what was tried.
+inline void check_cuda(cudaError_t status, const std::string& what) {
+  if (status != cudaSuccess) throw KernelFault(what + ": " + cudaGetErrorString(status));
+}
+
+// What a launch needs against what the GPU in use has; throws Error with both figures. (gpu_device.cu)
+void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes);
+
+// Launches `kernel` on `grid` blocks of `block` threads with `smem_bytes` of dynamic shared memory, asynchronously.
+// More than 48 KB of shared memory is opted in to here. Throws Error if the GPU cannot run such a launch at all.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream stream, Args&&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;  // nothing to do
+  check_launch(reinterpret_cast<const void*>(kernel), grid, block, smem_bytes);
+  kernel<<<grid, block, smem_bytes, stream>>>(std::forward<Args>(args)...);
+  check_cuda(cudaGetLastError(), "kernel launch");
+}
+
+// The block's dynamic shared memory, as much as launch() was given.
+template <class T>
+__device__ T* dynamic_shared() {
+  extern __shared__ __align__(1024) unsigned char dynamic_shared_bytes[];
+  return reinterpret_cast<T*>(dynamic_shared_bytes);
+}
+
+}  // namespace gpu
+}  // namespace flash

@@ -1,0 +1,81 @@
+// A device as the host program sees it: memory, transfers, time. There are two, the GPU and the CPU executor.
+#pragma once
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "harness/step.h"
+
+namespace flash {
+
+enum class DeviceKind { cpu, gpu };
+
+// Bytes that kernels asked of global memory, every request counted, as if there were no caches.
+struct Traffic {
+  uint64_t read_bytes = 0;
+  uint64_t write_bytes = 0;
+};
+
+class Device {
+ public:
+  static constexpr size_t kGuardBytes = 64 << 10;
+
+  virtual ~Device() = default;
+  virtual DeviceKind kind() const = 0;
+  virtual std::string name() const = 0;
+  virtual int sm() const { return 0; }  // compute capability times ten: 90. 0 for the CPU
+  virtual size_t free_bytes() const = 0;
+
+  // Memory aligned to 1024 bytes between two guard zones of kGuardBytes. Throws Error, with the bytes asked for and
+  // the bytes free, when there is not enough. Freed by release().
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) noexcept = 0;
+  // Whether nobody has written to the guard zones around `memory`.
+  virtual bool guards_intact(const void* memory) = 0;
+
+  virtual void upload(void* to, const void* from, size_t bytes) = 0;
+  virtual void download(void* to, const void* from, size_t bytes) = 0;
+  // Sets every byte to 0xff, which is a NaN in every floating-point type here; to the observer it is unwritten memory.
+  virtual void poison(void* memory, size_t bytes) = 0;
+
+  // Waits for all launches. Throws KernelFault if one of them failed.
+  virtual void synchronize() = 0;
+  // Milliseconds that the work launched by `work` takes on the device.
+  virtual double time_ms(const std::function<void()>& work) = 0;
+
+  // What kernels compiled as Target::cpu_observed have moved since the last reset; nothing on a GPU.
+  virtual void reset_traffic() {}
+  virtual std::optional<Traffic> traffic() const { return std::nullopt; }
+};
+
+// The CPU executor; also runs Target::host steps.
+Device& cpu_device();
+
+// The GPU in use, or null; then `why` says in one line what is missing (no CUDA in this build, no driver, no GPU, …).
+Device* gpu_device(std::string* why);
+
+// An array in device memory, freed at the end of its scope.
+class Buffer {
+ public:
+  Buffer(Device& device, std::string name, size_t bytes);
+  Buffer(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  const std::string& name() const { return name_; }
+  // Throws KernelFault if a guard zone was written to.
+  void check_guards() const;
+
+ private:
+  Device* device_;
+  std::string name_;
+  size_t bytes_;
+  void* data_;
+};
+
+}  // namespace flash

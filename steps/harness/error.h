@@ -1,0 +1,21 @@
+// What can go wrong, as two kinds: the user's question cannot be answered, or a kernel misbehaved.
+#pragma once
+#include <stdexcept>
+#include <string>
+
+namespace flash {
+
+// Cannot be run as asked: bad input, an unsupported combination, no GPU, no memory. The message is one line that says
+// what was wrong, what is allowed and what to do. The command ends with exit code 2.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A kernel did something that no kernel may do: a race, a write past an array, a deadlock. Exit code 1.
+class KernelFault : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace flash

@@ -1,0 +1,60 @@
+// One attention problem: its sizes and its options, as every chapter, the oracle and the command line see it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace flash {
+
+enum class DType { fp64, fp32, fp16, bf16, e4m3 };
+
+std::string name_of(DType type);
+DType dtype_named(const std::string& name);  // throws Error, listing the names there are
+size_t bytes_of(DType type);                 // of one element
+
+enum class Pass { forward, backward };
+
+// Q, O, dQ, dO are [B, Hq, Nq, D]; K, V, dK, dV are [B, Hkv, Nk, D]; LSE is [B, Hq, Nq]. All row-major and contiguous.
+//
+//     S = scale · Q Kᵀ      P = softmax(S) over the keys that the query sees      O = dropout(P) V
+//
+// Query head h reads key/value head h / (Hq / Hkv). With `causal`, query i sees the keys j ≤ i + (Nk − Nq): the last
+// query sees all. A query that sees no key has O = 0, LSE = −∞ and no gradient.
+struct Problem {
+  int B = 1;
+  int Hq = 1;
+  int Hkv = 1;
+  int Nq = 1;
+  int Nk = 1;
+  int D = 64;
+  double scale = 0.125;  // any finite number; usually default_scale(D)
+  bool causal = false;
+  double dropout = 0.0;  // the probability p that a weight is dropped, 0 ≤ p < 1; kept weights grow by 1 / (1 − p)
+  uint64_t seed = 0;     // of the dropout mask
+  uint32_t offset = 0;   // which of the seed's masks: another number, another mask
+  DType dtype = DType::fp32;
+
+  size_t query_heads() const { return size_t(B) * Hq; }
+  size_t kv_heads() const { return size_t(B) * Hkv; }
+  size_t query_rows() const { return query_heads() * Nq; }
+  size_t key_rows() const { return kv_heads() * Nk; }
+  size_t q_elements() const { return query_rows() * D; }
+  size_t kv_elements() const { return key_rows() * D; }
+  size_t scores() const { return query_rows() * Nk; }  // elements of S, of P
+};
+
+// 1/√D, what the papers use.
+double default_scale(int D);
+
+// Throws Error when a size or an option is out of range, or when Hq is no multiple of Hkv.
+void validate(const Problem& problem);
+
+// For messages: "B 1, heads 2, seq 128, head dim 64, fp32, causal".
+std::string describe(const Problem& problem);
+
+// Floating-point operations as the papers count them: forward 4·B·H·Nq·Nk·D (the visible part of it when causal),
+// backward 2.5 times that.
+double flops(const Problem& problem, Pass pass);
+
+}  // namespace flash
