@@ -7,7 +7,7 @@
 
 namespace flash::reference {
 
-// Host tensors in the layout of Problem. dO may be empty when no gradient is asked for.
+// Host tensors in the layout of Problem. dO may be left empty when no gradient is asked for.
 struct Inputs {
   std::vector<double> Q, K, V, dO;
 };
@@ -26,6 +26,7 @@ Selection sample(const Problem& problem, int rows, int heads, uint64_t seed);
 //
 // `noise` says how far one unit of relative rounding error in each product and sum would move the elements, taken as
 // independent: a scale for tolerances that stays right where terms cancel (a gradient that is zero but for rounding).
+// Left at 0 when Scalar is float, which is nobody's oracle.
 template <class Scalar>
 struct Output {
   std::vector<Scalar> values;
@@ -35,19 +36,24 @@ struct Output {
 
 template <class Scalar>
 struct Results {
-  Output<Scalar> O, LSE, dQ, dK, dV;  // the gradients are empty when dO was
+  Output<Scalar> O, LSE, dQ, dK, dV;  // the gradients are empty when dO was (but for a problem without queries)
 };
 
 // Attention in the arithmetic of Scalar (float, double or long double), from inputs of the given values.
 //
 // `stored` makes it the same-precision baseline: P, O, dS and the gradients are rounded to that type where an unfused
 // implementation would store them. fp64 rounds nothing.
+//
+// `threads` is how many threads work on it, 0 for one a core; the results are the same to the last bit.
+//
+// NaN and ∞ in the inputs go where IEEE arithmetic takes them, but never through a position that the mask or dropout
+// leaves out. A row that sees keys whose scores are all −∞ is 0/0: NaN.
 template <class Scalar>
 Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Selection& selection = {},
-                          DType stored = DType::fp64);
+                          DType stored = DType::fp64, int threads = 0);
 
-extern template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType);
-extern template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType);
-extern template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType);
+extern template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType, int);
+extern template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType, int);
+extern template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType, int);
 
 }  // namespace flash::reference

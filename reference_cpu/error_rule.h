@@ -1,5 +1,7 @@
 // The error rule: how far a step's result may be from the oracle's.
 #pragma once
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,30 +13,42 @@ namespace flash::reference {
 // oracle has them.
 struct Verdict {
   bool pass = false;
-  double error = 0, allowed = 0;          // ‖x − ref‖ / ‖ref‖ (absolute where ‖ref‖ = 0), over the finite elements of ref
+  double error = 0, allowed = 0;  // ‖x − ref‖ / ‖ref‖ (absolute where ‖ref‖ = 0), over the finite elements of ref
   double max_error = 0, max_allowed = 0;  // largest |x − ref|
   std::string reason;                     // why it fails, in one line, with the place of the worst element
 };
 
-// `x` against the oracle. Each error may be at most twice the baseline's, plus kUnits units of rounding (of fp32, or of
-// fp64 where the problem is in fp64) on the oracle's noise scale. Written so that a NaN can never pass.
-template <class Oracle, class Baseline>
-Verdict judge(const std::vector<double>& x, const Output<Oracle>& oracle, const Output<Baseline>& baseline, DType dtype);
-
+// Units of rounding that are always allowed, on the oracle's noise scale. A unit is 2⁻²⁴, half the distance from 1 to
+// the next fp32, since that is what every step's sums are kept in; 2⁻⁵³ for fp64.
 constexpr double kUnits = 4.0;
 
-// The oracle's and the baseline's answer to a problem, computed once and compared with any number of steps.
+// `x` against the oracle. Each error may be at most twice the baseline's, plus kUnits units of rounding. Written so
+// that a NaN can never pass. `type` is the one that x's elements were stored in: where that cannot hold the oracle's
+// value, ∞ is the right answer. `name_element` is how the reason speaks of the element of an index.
+template <class OracleScalar, class BaselineScalar>
+Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
+              DType type, const std::function<std::string(size_t)>& name_element = {});
+
+extern template Verdict judge(const std::vector<double>&, const Output<double>&, const Output<float>&, DType,
+                              const std::function<std::string(size_t)>&);
+extern template Verdict judge(const std::vector<double>&, const Output<long double>&, const Output<double>&, DType,
+                              const std::function<std::string(size_t)>&);
+
+// The oracle's and the baseline's answer to a problem, computed once and compared with any number of steps. The oracle
+// works in double and the baseline in float with the problem's dtype as storage; for fp64 they are long double and
+// double.
 class Oracle {
  public:
   Oracle(const Problem& problem, const Inputs& inputs, const Selection& selection = {});
   ~Oracle();
   Oracle(Oracle&&) noexcept;
 
-  // O and LSE as a backward pass gets them: the oracle's, rounded to the problem's dtype. Needs everything selected.
+  // O and LSE as a backward pass gets them: the oracle's, rounded to the problem's dtype (LSE to fp32, or fp64 where
+  // that is the dtype). Needs everything selected.
   std::vector<double> O() const;
   std::vector<double> LSE() const;
 
-  // Whole output tensors of a step (only the selected rows are looked at).
+  // Whole output tensors of a step (only the selected rows are looked at). Gradients need a dO.
   Verdict judge_O(const std::vector<double>& x) const;
   Verdict judge_LSE(const std::vector<double>& x) const;
   Verdict judge_dQ(const std::vector<double>& x) const;
@@ -43,7 +57,7 @@ class Oracle {
 
  private:
   struct Answers;
-  Answers* answers_;
+  std::unique_ptr<Answers> answers_;
 };
 
 }  // namespace flash::reference

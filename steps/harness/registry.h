@@ -19,10 +19,13 @@ struct RegisteredStep {
   bool has(Pass pass) const { return pass == Pass::forward ? info().forward != nullptr : info().backward != nullptr; }
 };
 
-// All steps, by id.
+// All steps: by chapter, and in a chapter from rung to rung.
 const std::vector<RegisteredStep>& all_steps();
 
-// The steps whose ids are meant by the prefixes, in order of id: "05" takes a whole chapter, "07_warp/back", "08/ping"
+// "1-256" or "32, 64, 128": what a step takes, for people.
+std::string head_dims_text(const Step& step);
+
+// The steps whose ids are meant by the prefixes, in that order: "05" takes a whole chapter, "07_warp/back", "08/ping"
 // (a prefix of the chapter, a slash, a prefix of the kernel) one step. No prefixes: all. Throws Error if a prefix fits
 // nothing, listing the ids.
 std::vector<const RegisteredStep*> select_steps(const std::vector<std::string>& prefixes);

@@ -51,6 +51,7 @@ using RunPass = void (*)(const Problem&, const Tensors&, Stream);
 // A step: one kernel file. What it does not support it must not list here; the harness refuses it by name.
 struct Step {
   std::string idea;            // one line, shown by `flashsteps list`
+  int rung = 1;                // its place in the chapter's ladder, where there are several
   std::vector<DType> dtypes;   // of Q, K, V, O and their gradients
   std::vector<int> head_dims;  // see also head_dims_up_to()
   bool causal = true;

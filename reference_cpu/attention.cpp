@@ -1,0 +1,533 @@
+// Attention as it is defined, with no trick but blocking: forward and backward for one block of rows at a time.
+//
+// Two passes over the scores. The first takes blocks of queries, each with all the keys it sees, and yields O, LSE and
+// dQ: these are sums over keys. The second takes blocks of keys, each with all the queries that see it, and yields dK
+// and dV: sums over queries. Whoever owns a block adds up its sums alone and in order, so that nothing depends on the
+// number of threads. The second pass computes P once more, from the row maxima and sums that the first one keeps.
+#include "reference_cpu/attention.h"
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+
+#include "harness/error.h"
+#include "reference_cpu/dropout.h"
+#include "reference_cpu/noise.h"
+#include "reference_cpu/parallel.h"
+#include "reference_cpu/round.h"
+
+namespace flash::reference {
+namespace {
+
+constexpr int kKeysInBlock = 64;              // second pass: keys of a block, …
+constexpr int kQueriesInTile = 256;           // … and how many queries meet them at a time
+constexpr int kScoresInQueryBlock = 1 << 20;  // first pass: 16 to 64 queries, so that a block's S has about this size
+
+template <class Scalar>
+using Matrix = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// Some rows of one head: queries of head b·Hq + h, or keys of head b·Hkv + h. One thread computes them.
+struct Block {
+  int64_t head;
+  std::vector<int> rows;  // ascending
+  int64_t slot;           // where the first one's results go in the output, in rows; kNoResults: only its statistics
+};
+constexpr int64_t kNoResults = -1;
+
+// What the first pass keeps of a query's row of S and P.
+template <class Scalar>
+struct RowStatistics {
+  Scalar m = 0;         // the row's maximum
+  Scalar l = 0;         // Σ exp(S − m)
+  Scalar D = 0;         // Σ dO∘O, which is also Σ P∘dP
+  Scalar D_noise2 = 0;  // see noise.h
+};
+
+// Some queries against some keys of their head: everything there is about these scores.
+template <class Scalar>
+struct Tile {
+  int64_t query_head;
+  std::vector<int> queries, keys;  // ascending
+  std::vector<int> seen;           // how many of `keys` each query sees: always the first ones
+  Matrix<Scalar> Q, K, V, dO;
+  Matrix<Scalar> S, P;     // [queries, keys]; P is 0 where a key is not seen
+  Matrix<Scalar> keep;     // 1/(1−p) where dropout keeps a weight, else 0; empty when there is no dropout
+  Matrix<Scalar> weights;  // P after dropout: what V is multiplied by
+  Matrix<Scalar> dS;
+  Matrix<Scalar> S_noise2, P_noise2, weights_noise2, dS_noise2;
+
+  bool sees(Eigen::Index query, Eigen::Index key) const { return key < seen[size_t(query)]; }
+  bool keeps(Eigen::Index query, Eigen::Index key) const {
+    return sees(query, key) && (keep.size() == 0 || keep(query, key) != 0);
+  }
+};
+
+// The given rows of a head whose first row in the tensor is `first_row`.
+template <class Scalar>
+Matrix<Scalar> gather(const std::vector<double>& tensor, int64_t first_row, const std::vector<int>& rows, int D) {
+  Matrix<Scalar> gathered(rows.size(), D);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const double* row = tensor.data() + (first_row + rows[r]) * D;
+    std::transform(row, row + D, gathered.row(r).data(), [](double x) { return Scalar(x); });
+  }
+  return gathered;
+}
+
+// Sets what lies beyond each row's seen keys to 0, whatever it was.
+template <class Scalar>
+void clear_unseen(Matrix<Scalar>& matrix, const std::vector<int>& seen) {
+  for (size_t r = 0; r < seen.size(); ++r) matrix.row(r).tail(matrix.cols() - seen[r]).setZero();
+}
+
+// A · B. The baseline (float) adds up each element's products one after the other, as a thread of an unfused kernel
+// does; Eigen would spread them over several partial sums, which rounds less than any such kernel can.
+template <class Scalar, class Left, class Right>
+Matrix<Scalar> product(const Left& A, const Right& B) {
+  if constexpr (!std::is_same_v<Scalar, float>) {
+    return A * B;
+  } else {
+    const Matrix<Scalar> rows = B;  // row by row in memory
+    Matrix<Scalar> C = Matrix<Scalar>::Zero(A.rows(), B.cols());
+    for (Eigen::Index r = 0; r < A.rows(); ++r) {
+      for (Eigen::Index t = 0; t < A.cols(); ++t) C.row(r) += A(r, t) * rows.row(t);
+    }
+    return C;
+  }
+}
+
+// The sum of a row's elements, for the baseline again one after the other.
+template <class Scalar, class Row>
+Scalar sum_of(const Row& row) {
+  if constexpr (!std::is_same_v<Scalar, float>) return row.sum();
+  Scalar sum = 0;
+  for (Eigen::Index i = 0; i < row.size(); ++i) sum += row(i);
+  return sum;
+}
+
+// weights · values, summed over the terms that count. The weights of the others are 0, and that is enough unless a
+// value is NaN or ∞: 0 · NaN is NaN.
+template <class Scalar, class Weights, class Counts>
+Matrix<Scalar> sum_of_terms(const Weights& weights, const Matrix<Scalar>& values, Counts counts) {
+  if (values.allFinite()) return product<Scalar>(weights, values);
+  Matrix<Scalar> sum = Matrix<Scalar>::Zero(weights.rows(), values.cols());
+  for (Eigen::Index r = 0; r < weights.rows(); ++r) {
+    for (Eigen::Index t = 0; t < weights.cols(); ++t) {
+      if (counts(r, t)) sum.row(r) += weights(r, t) * values.row(t);
+    }
+  }
+  return sum;
+}
+
+template <class Scalar>
+class Attention {
+ public:
+  Attention(const Problem& problem, const Inputs& inputs, DType stored)
+      : problem_(problem),
+        inputs_(inputs),
+        stored_(stored),
+        scale_(Scalar(problem.scale)),
+        mask_(problem),
+        statistics_(problem.query_rows()) {}
+
+  Results<Scalar> compute(const Selection& selection, int threads);
+
+ private:
+  struct BlockNoise {
+    NoiseSum O, LSE, dQ, dK, dV;
+  };
+
+  // The oracle is asked for the noise, the float baseline is not.
+  static constexpr bool kWithNoise = !std::is_same_v<Scalar, float>;
+
+  bool has_gradient() const { return inputs_.dO.size() == problem_.q_elements(); }
+  int group() const { return problem_.Hq / problem_.Hkv; }  // query heads that share a key/value head
+  int64_t key_head_of(int64_t query_head) const {
+    return query_head / problem_.Hq * problem_.Hkv + query_head % problem_.Hq / group();
+  }
+
+  int keys_seen_by(int query) const {
+    if (!problem_.causal) return problem_.Nk;
+    return int(std::clamp<int64_t>(int64_t{query} + 1 + problem_.Nk - problem_.Nq, 0, problem_.Nk));
+  }
+  int first_query_that_sees(int key) const {
+    if (!problem_.causal) return 0;
+    return int(std::clamp<int64_t>(int64_t{key} - problem_.Nk + problem_.Nq, 0, problem_.Nq));
+  }
+  RowStatistics<Scalar>& statistics(int64_t query_head, int query) {
+    return statistics_[query_head * problem_.Nq + query];
+  }
+
+  // What is left of a number, or of every element, when it is stored in memory.
+  Scalar store(Scalar x) const {
+    if (stored_ == DType::fp64 || (stored_ == DType::fp32 && std::is_same_v<Scalar, float>)) return x;
+    return Scalar(rounded_to(stored_, double(x)));
+  }
+  Matrix<Scalar> store(const Matrix<Scalar>& X) const {
+    return X.unaryExpr([this](Scalar x) { return store(x); });
+  }
+
+  Tile<Scalar> open_tile(int64_t query_head, std::vector<int> queries, std::vector<int> keys) const;
+  void find_row_maximum_and_sum(const Tile<Scalar>& tile);
+  void compute_weights(Tile<Scalar>& tile);
+  void compute_dS(Tile<Scalar>& tile);
+  void query_block(const Block& block, Results<Scalar>& results, BlockNoise& noise);
+  void key_block(const Block& block, Results<Scalar>& results, BlockNoise& noise);
+
+  std::vector<Block> blocks(int64_t heads, int rows_per_head, const Selection& selection,
+                            const std::vector<int64_t>& selected, int rows_in_block) const;
+  void add_blocks_for_statistics(const std::vector<Block>& key_blocks, std::vector<Block>& query_blocks) const;
+  int queries_in_block() const { return std::clamp(kScoresInQueryBlock / std::max(1, problem_.Nk), 16, 64); }
+
+  const Problem& problem_;
+  const Inputs& inputs_;
+  const DType stored_;
+  const Scalar scale_;
+  const DropoutMask mask_;
+  std::vector<RowStatistics<Scalar>> statistics_;  // [B, Hq, Nq]
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One tile: S, P and dS
+
+// Gathers a tile's rows of Q, K, V, dO and computes S = scale · QKᵀ. Scores of unseen keys are there but mean nothing.
+template <class Scalar>
+Tile<Scalar> Attention<Scalar>::open_tile(int64_t query_head, std::vector<int> queries, std::vector<int> keys) const {
+  const int64_t first_query = query_head * problem_.Nq, first_key = key_head_of(query_head) * problem_.Nk;
+  Tile<Scalar> tile;
+  tile.query_head = query_head;
+  tile.Q = gather<Scalar>(inputs_.Q, first_query, queries, problem_.D);
+  tile.K = gather<Scalar>(inputs_.K, first_key, keys, problem_.D);
+  tile.V = gather<Scalar>(inputs_.V, first_key, keys, problem_.D);
+  if (has_gradient()) tile.dO = gather<Scalar>(inputs_.dO, first_query, queries, problem_.D);
+  for (const int query : queries) {
+    tile.seen.push_back(int(std::lower_bound(keys.begin(), keys.end(), keys_seen_by(query)) - keys.begin()));
+  }
+  tile.queries = std::move(queries);
+  tile.keys = std::move(keys);
+
+  tile.S = scale_ * product<Scalar>(tile.Q, tile.K.transpose());
+  if constexpr (kWithNoise) tile.S_noise2 = dot_products_noise2(tile.Q, tile.K, tile.S, scale_);
+  return tile;
+}
+
+// The two numbers that make a row of S a row of P, for a tile that has all keys its queries see.
+template <class Scalar>
+void Attention<Scalar>::find_row_maximum_and_sum(const Tile<Scalar>& tile) {
+  for (size_t r = 0; r < tile.queries.size(); ++r) {
+    const auto S = tile.S.row(r).head(tile.seen[r]);
+
+    // A NaN is never the maximum here, but it is in the sum, and so reaches the whole row. A row whose scores are all
+    // −∞ is a row that sees no key; −∞ − (−∞) would not be a number.
+    Scalar m = -std::numeric_limits<Scalar>::infinity();
+    for (const Scalar s : S) m = s > m ? s : m;
+    if (m == -std::numeric_limits<Scalar>::infinity()) m = 0;
+    const Eigen::RowVector<Scalar, Eigen::Dynamic> exps = S.unaryExpr([m](Scalar s) { return std::exp(s - m); });
+    statistics(tile.query_head, tile.queries[r]) = {.m = m, .l = sum_of<Scalar>(exps)};
+  }
+}
+
+// P = exp(S − m) / l, and the weights: P with some of them dropped and the others grown.
+template <class Scalar>
+void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
+  tile.P.setZero(tile.S.rows(), tile.S.cols());
+  for (size_t r = 0; r < tile.queries.size(); ++r) {
+    const RowStatistics<Scalar>& row = statistics(tile.query_head, tile.queries[r]);
+    if (row.l == 0) continue;  // no key is seen: all weights stay 0
+    // Eight bits are too few for weights of 1/N. FP8 implementations store multiples of a power of two below the
+    // row's largest weight, here so that this one becomes 256.
+    const Scalar unit = stored_ == DType::e4m3 ? 1 / (256 * row.l) : Scalar(1);
+    const auto P = [&](Scalar s) { return unit * store(std::exp(s - row.m) / row.l / unit); };
+    tile.P.row(r).head(tile.seen[r]) = tile.S.row(r).head(tile.seen[r]).unaryExpr(P);
+  }
+
+  tile.weights = tile.P;
+  if (problem_.dropout > 0) {
+    const Scalar grown = 1 / (1 - Scalar(problem_.dropout));
+    tile.keep.setZero(tile.P.rows(), tile.P.cols());
+    for (Eigen::Index r = 0; r < tile.P.rows(); ++r) {
+      for (int c = 0; c < tile.seen[r]; ++c) {
+        if (!mask_.keeps(tile.query_head, tile.queries[r], tile.keys[c])) {
+          tile.weights(r, c) = 0;
+          continue;
+        }
+        tile.keep(r, c) = grown;
+        tile.weights(r, c) = store(tile.P(r, c) * grown);
+      }
+    }
+  }
+
+  if constexpr (kWithNoise) {
+    tile.P_noise2 = softmax_noise2(tile.P, tile.S_noise2);
+    clear_unseen(tile.P_noise2, tile.seen);
+    tile.weights_noise2 = tile.P_noise2;
+    if (tile.keep.size() > 0) tile.weights_noise2.array() *= tile.keep.array().square();
+  }
+}
+
+// dS = P∘(dP − D) with dP = dO·Vᵀ, dropped and grown like the weights. P is the one before dropout, since the softmax
+// does not know of it.
+template <class Scalar>
+void Attention<Scalar>::compute_dS(Tile<Scalar>& tile) {
+  Matrix<Scalar> dP = product<Scalar>(tile.dO, tile.V.transpose());
+  Matrix<Scalar> dP_noise2;
+  if constexpr (kWithNoise) dP_noise2 = dot_products_noise2(tile.dO, tile.V, dP, Scalar(1));
+  if (tile.keep.size() > 0) {
+    const auto dropped = tile.keep.array() == 0;
+    dP = dropped.select(Scalar(0), dP.array() * tile.keep.array()).matrix().eval();
+    if constexpr (kWithNoise) {
+      dP_noise2 = dropped.select(Scalar(0), dP_noise2.array() * tile.keep.array().square()).matrix().eval();
+    }
+  }
+
+  tile.dS.resize(tile.P.rows(), tile.P.cols());
+  if constexpr (kWithNoise) tile.dS_noise2.resize(tile.P.rows(), tile.P.cols());
+  for (size_t r = 0; r < tile.queries.size(); ++r) {
+    const RowStatistics<Scalar>& row = statistics(tile.query_head, tile.queries[r]);
+    const auto P = tile.P.row(r).array();
+    const auto dP_less_D = dP.row(r).array() - row.D;
+    tile.dS.row(r) = P * dP_less_D;
+    if constexpr (kWithNoise) {
+      tile.dS_noise2.row(r) =
+          P.square() * (dP_noise2.row(r).array() + row.D_noise2) + tile.P_noise2.row(r).array() * dP_less_D.square();
+    }
+  }
+  clear_unseen(tile.dS, tile.seen);
+  if constexpr (kWithNoise) clear_unseen(tile.dS_noise2, tile.seen);
+  tile.dS = store(tile.dS);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The two passes
+
+// Writes a block's rows to their place in the output.
+template <class Scalar>
+void write(const Matrix<Scalar>& rows, int64_t slot, Output<Scalar>& output) {
+  std::copy(rows.data(), rows.data() + rows.size(), output.values.begin() + slot * rows.cols());
+}
+
+template <class Scalar>
+void count_noise(const Matrix<Scalar>& noise2, NoiseSum& sum) {
+  for (const Scalar x : noise2.reshaped()) sum.add(double(x));
+}
+
+// First pass: O = weights · V, LSE and dQ = scale · dS · K for a block of queries, against all the keys they see.
+template <class Scalar>
+void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results, BlockNoise& noise) {
+  std::vector<int> keys(size_t(keys_seen_by(block.rows.back())));  // the last query sees most
+  std::iota(keys.begin(), keys.end(), 0);
+  Tile<Scalar> tile = open_tile(block.head, block.rows, std::move(keys));
+  const auto sees = [&tile](auto query, auto key) { return tile.sees(query, key); };
+  const auto keeps = [&tile](auto query, auto key) { return tile.keeps(query, key); };
+
+  find_row_maximum_and_sum(tile);
+  compute_weights(tile);
+  const Matrix<Scalar> O = store(sum_of_terms(tile.weights, tile.V, keeps));
+  Matrix<Scalar> O_noise2;
+  if constexpr (kWithNoise) {
+    O_noise2 = sum_of_terms<Scalar>(tile.weights_noise2, tile.V.cwiseAbs2(), keeps) + O.cwiseAbs2();
+  }
+
+  const bool has_results = block.slot != kNoResults;
+  if (has_results) {
+    write(O, block.slot, results.O);
+    count_noise(O_noise2, noise.O);
+    for (size_t r = 0; r < block.rows.size(); ++r) {
+      const RowStatistics<Scalar>& row = statistics(block.head, block.rows[r]);
+      const int seen = tile.seen[r];
+      const Scalar LSE = row.m + std::log(row.l);  // −∞ for a row that sees no key: log 0
+      results.LSE.values[block.slot + r] = LSE;
+      if constexpr (kWithNoise) {
+        noise.LSE.add(double(lse_noise2(tile.P.row(r).head(seen), tile.S_noise2.row(r).head(seen), row.m, LSE)));
+      }
+    }
+  }
+  if (!has_gradient()) return;
+
+  for (size_t r = 0; r < block.rows.size(); ++r) {
+    RowStatistics<Scalar>& row = statistics(block.head, block.rows[r]);
+    row.D = sum_of<Scalar>(tile.dO.row(r).cwiseProduct(O.row(r)));
+    if constexpr (kWithNoise) {
+      row.D_noise2 = tile.dO.row(r).cwiseAbs2().dot(O.row(r).cwiseAbs2() + O_noise2.row(r)) + row.D * row.D;
+    }
+  }
+  if (!has_results) return;
+
+  compute_dS(tile);
+  write<Scalar>(store(scale_ * sum_of_terms(tile.dS, tile.K, sees)), block.slot, results.dQ);
+  if constexpr (kWithNoise) {
+    const Matrix<Scalar> K2 = tile.K.cwiseAbs2();
+    count_noise<Scalar>(scale_ * scale_ * sum_of_terms(tile.dS_noise2, K2, sees), noise.dQ);
+  }
+}
+
+// Second pass: dV = weightsᵀ · dO and dK = scale · dSᵀ · Q for a block of keys, summed over all the queries that see
+// them in all the query heads that share them.
+template <class Scalar>
+void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, BlockNoise& noise) {
+  const Matrix<Scalar> zero = Matrix<Scalar>::Zero(block.rows.size(), problem_.D);
+  Matrix<Scalar> dK = zero, dV = zero, dK_noise2 = zero, dV_noise2 = zero;
+
+  const int64_t batch = block.head / problem_.Hkv;
+  const int64_t first_head = batch * problem_.Hq + block.head % problem_.Hkv * group();
+  for (int64_t head = first_head; head < first_head + group(); ++head) {
+    for (int first = first_query_that_sees(block.rows.front()); first < problem_.Nq; first += kQueriesInTile) {
+      std::vector<int> queries(size_t(std::min(kQueriesInTile, problem_.Nq - first)));
+      std::iota(queries.begin(), queries.end(), first);
+      Tile<Scalar> tile = open_tile(head, std::move(queries), block.rows);
+      const auto sees = [&tile](auto key, auto query) { return tile.sees(query, key); };
+      const auto keeps = [&tile](auto key, auto query) { return tile.keeps(query, key); };
+
+      compute_weights(tile);
+      compute_dS(tile);
+      dV += sum_of_terms(tile.weights.transpose(), tile.dO, keeps);
+      dK += sum_of_terms(tile.dS.transpose(), tile.Q, sees);
+      if constexpr (kWithNoise) {
+        dV_noise2 += sum_of_terms<Scalar>(tile.weights_noise2.transpose(), tile.dO.cwiseAbs2(), keeps);
+        dK_noise2 += sum_of_terms<Scalar>(tile.dS_noise2.transpose(), tile.Q.cwiseAbs2(), sees);
+      }
+    }
+  }
+
+  write<Scalar>(store(scale_ * dK), block.slot, results.dK);
+  write<Scalar>(store(dV), block.slot, results.dV);
+  if constexpr (kWithNoise) {
+    count_noise<Scalar>(scale_ * scale_ * dK_noise2, noise.dK);
+    count_noise(dV_noise2, noise.dV);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// All blocks
+
+// Cuts the selected rows of [heads, rows_per_head] into blocks that stay within a head.
+template <class Scalar>
+std::vector<Block> Attention<Scalar>::blocks(int64_t heads, int rows_per_head, const Selection& selection,
+                                             const std::vector<int64_t>& selected, int rows_in_block) const {
+  std::vector<Block> blocks;
+  const int64_t count = selection.everything ? heads * rows_per_head : int64_t(selected.size());
+  for (int64_t slot = 0; slot < count; ++slot) {
+    const int64_t row = selection.everything ? slot : selected[slot];
+    const int64_t head = row / rows_per_head;
+    if (blocks.empty() || blocks.back().head != head || int(blocks.back().rows.size()) == rows_in_block) {
+      blocks.push_back({head, {}, slot});
+    }
+    blocks.back().rows.push_back(int(row % rows_per_head));
+  }
+  return blocks;
+}
+
+// The second pass needs the statistics of every query that may see a selected key: adds blocks for the queries that
+// have none yet.
+template <class Scalar>
+void Attention<Scalar>::add_blocks_for_statistics(const std::vector<Block>& key_blocks,
+                                                  std::vector<Block>& query_blocks) const {
+  std::vector<bool> covered(problem_.query_rows());
+  for (const Block& block : query_blocks) {
+    for (const int query : block.rows) covered[block.head * problem_.Nq + query] = true;
+  }
+  std::vector<bool> needed(problem_.kv_heads());
+  for (const Block& block : key_blocks) needed[block.head] = true;
+
+  for (int64_t head = 0; head < int64_t(problem_.query_heads()); ++head) {
+    if (!needed[key_head_of(head)]) continue;
+    std::vector<int> rows;
+    for (int query = 0; query < problem_.Nq; ++query) {
+      if (!covered[head * problem_.Nq + query]) rows.push_back(query);
+      if (int(rows.size()) == queries_in_block() || (query + 1 == problem_.Nq && !rows.empty())) {
+        query_blocks.push_back({head, std::move(rows), kNoResults});
+        rows.clear();
+      }
+    }
+  }
+}
+
+template <class Scalar>
+void finish(const NoiseSum& noise, Output<Scalar>& output) {
+  output.noise_norm = noise.norm();
+  output.noise_max = noise.max();
+}
+
+// Both passes over everything that was selected.
+template <class Scalar>
+Results<Scalar> Attention<Scalar>::compute(const Selection& selection, int threads) {
+  std::vector<Block> query_blocks =
+      blocks(int64_t(problem_.query_heads()), problem_.Nq, selection, selection.query_rows, queries_in_block());
+  std::vector<Block> key_blocks;
+  if (has_gradient()) {
+    key_blocks = blocks(int64_t(problem_.kv_heads()), problem_.Nk, selection, selection.key_rows, kKeysInBlock);
+    add_blocks_for_statistics(key_blocks, query_blocks);
+  }
+
+  Results<Scalar> results;
+  const size_t query_rows = selection.everything ? problem_.query_rows() : selection.query_rows.size();
+  const size_t key_rows = selection.everything ? problem_.key_rows() : selection.key_rows.size();
+  results.O.values.resize(query_rows * problem_.D);
+  results.LSE.values.resize(query_rows);
+  if (has_gradient()) {
+    results.dQ.values.resize(query_rows * problem_.D);
+    results.dK.values.resize(key_rows * problem_.D);
+    results.dV.values.resize(key_rows * problem_.D);
+  }
+
+  std::vector<BlockNoise> query_noise(query_blocks.size()), key_noise(key_blocks.size());
+  parallel_for(query_blocks.size(), threads, [&](size_t i) { query_block(query_blocks[i], results, query_noise[i]); });
+  parallel_for(key_blocks.size(), threads, [&](size_t i) { key_block(key_blocks[i], results, key_noise[i]); });
+
+  // Added up in the order of the blocks, not in the order in which threads came by.
+  BlockNoise total;
+  for (const BlockNoise& noise : query_noise) {
+    total.O.add(noise.O);
+    total.LSE.add(noise.LSE);
+    total.dQ.add(noise.dQ);
+  }
+  for (const BlockNoise& noise : key_noise) {
+    total.dK.add(noise.dK);
+    total.dV.add(noise.dV);
+  }
+  finish(total.O, results.O);
+  finish(total.LSE, results.LSE);
+  finish(total.dQ, results.dQ);
+  finish(total.dK, results.dK);
+  finish(total.dV, results.dV);
+  return results;
+}
+
+// Throws Error when an array's length is not that of the problem's tensor.
+void check_size(const char* name, size_t have, size_t want) {
+  if (have == want) return;
+  throw Error("reference attention: " + std::string(name) + " has " + std::to_string(have) +
+              " elements; the problem's has " + std::to_string(want));
+}
+
+// Throws Error when the selected rows are not ascending numbers below `count`.
+void check_rows(const char* name, const std::vector<int64_t>& rows, size_t count) {
+  const bool ascending = std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) == rows.end();
+  if (ascending && (rows.empty() || (rows.front() >= 0 && rows.back() < int64_t(count)))) return;
+  throw Error("reference attention: selected " + std::string(name) + " must be sorted, each once, from 0 to " +
+              std::to_string(int64_t(count) - 1));
+}
+
+}  // namespace
+
+template <class Scalar>
+Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Selection& selection, DType stored,
+                          int threads) {
+  check_size("Q", inputs.Q.size(), problem.q_elements());
+  check_size("K", inputs.K.size(), problem.kv_elements());
+  check_size("V", inputs.V.size(), problem.kv_elements());
+  if (!inputs.dO.empty()) check_size("dO", inputs.dO.size(), problem.q_elements());
+  if (!selection.everything) {
+    check_rows("query rows", selection.query_rows, problem.query_rows());
+    check_rows("key rows", selection.key_rows, problem.key_rows());
+  }
+  return Attention<Scalar>(problem, inputs, stored).compute(selection, threads);
+}
+
+template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType, int);
+template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType, int);
+template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType, int);
+
+}  // namespace flash::reference

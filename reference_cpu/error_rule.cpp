@@ -1,0 +1,251 @@
+#include "reference_cpu/error_rule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <variant>
+
+#include "harness/error.h"
+#include "reference_cpu/round.h"
+
+namespace flash::reference {
+namespace {
+
+// How far an array is from the oracle's, over the elements that are finite in both. Sums are long double so that
+// squares of large numbers do not overflow.
+struct Distance {
+  long double sum2 = 0;
+  double max = 0;
+  size_t worst = 0;  // where the maximum is
+
+  void add(long double difference, size_t where) {
+    sum2 += difference * difference;
+    if (std::abs(difference) > max) {
+      max = double(std::abs(difference));
+      worst = where;
+    }
+  }
+};
+
+// Whether two numbers are the same kind of thing: finite, NaN, +∞ or −∞.
+bool same_kind(double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+  if (std::isinf(a) || std::isinf(b)) return a == b;
+  return true;
+}
+
+// A number short enough for a message.
+std::string text(long double x) {
+  std::ostringstream out;
+  out.precision(6);
+  out << x;
+  return out.str();
+}
+
+// The type that LSE is kept in.
+DType lse_type(DType type) { return type == DType::fp64 ? DType::fp64 : DType::fp32; }
+
+}  // namespace
+
+template <class OracleScalar, class BaselineScalar>
+Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
+              DType type, const std::function<std::string(size_t)>& name_element) {
+  const auto name = [&](size_t i) { return name_element ? name_element(i) : "element " + std::to_string(i); };
+  Verdict verdict;
+  const std::vector<OracleScalar>& reference = oracle.values;
+  if (x.size() != reference.size() || baseline.values.size() != reference.size()) {
+    verdict.error = verdict.max_error = std::numeric_limits<double>::infinity();
+    verdict.reason = "has " + std::to_string(x.size()) + " elements, the oracle has " +
+                     std::to_string(reference.size()) + " and the baseline " + std::to_string(baseline.values.size());
+    return verdict;
+  }
+
+  Distance of_x, of_baseline;
+  long double norm2 = 0;
+  size_t wrong_kind = 0, first_wrong = 0;
+  for (size_t i = 0; i < reference.size(); ++i) {
+    const OracleScalar ref = reference[i];
+    if (!same_kind(x[i], rounded_to(type, double(ref))) && wrong_kind++ == 0) first_wrong = i;
+    if (!std::isfinite(ref)) continue;
+    norm2 += (long double)ref * ref;
+    if (std::isfinite(x[i])) of_x.add(x[i] - (long double)ref, i);
+    // A baseline that overflows has no say: its error there is no licence to be wrong.
+    if (std::isfinite(baseline.values[i])) of_baseline.add(baseline.values[i] - (long double)ref, i);
+  }
+
+  const double norm = norm2 > 0 ? double(std::sqrt(norm2)) : 1;
+  const double unit = type == DType::fp64 ? 0x1p-53 : 0x1p-24;
+  verdict.error = double(std::sqrt(of_x.sum2)) / norm;
+  verdict.allowed = (2 * double(std::sqrt(of_baseline.sum2)) + kUnits * unit * oracle.noise_norm) / norm;
+  verdict.max_error = of_x.max;
+  verdict.max_allowed = 2 * of_baseline.max + kUnits * unit * oracle.noise_max;
+
+  if (wrong_kind > 0) {
+    verdict.reason = name(first_wrong) + " is " + text(x[first_wrong]) + " where the oracle has " +
+                     text(reference[first_wrong]) + " (" + std::to_string(wrong_kind) + " of " +
+                     std::to_string(x.size()) + " elements are NaN or infinite on one side only)";
+    // The finite rest may look fine: say in figures, too, that this is not.
+    verdict.error = verdict.max_error = std::numeric_limits<double>::infinity();
+    return verdict;
+  }
+  const bool error_is_small = verdict.error <= verdict.allowed,
+             largest_is_small = verdict.max_error <= verdict.max_allowed;
+  verdict.pass = error_is_small && largest_is_small;
+  if (!verdict.pass) {
+    verdict.reason =
+        (error_is_small ? "largest error " + text(verdict.max_error) + ", allowed " + text(verdict.max_allowed)
+                        : "relative error " + text(verdict.error) + ", allowed " + text(verdict.allowed)) +
+        "; worst is " + name(of_x.worst) + ": " + text(x[of_x.worst]) + ", the oracle has " +
+        text(reference[of_x.worst]);
+  }
+  return verdict;
+}
+
+template Verdict judge(const std::vector<double>&, const Output<double>&, const Output<float>&, DType,
+                       const std::function<std::string(size_t)>&);
+template Verdict judge(const std::vector<double>&, const Output<long double>&, const Output<double>&, DType,
+                       const std::function<std::string(size_t)>&);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+template <class OracleScalar, class BaselineScalar>
+struct Pair {
+  Results<OracleScalar> oracle;
+  Results<BaselineScalar> baseline;
+};
+
+enum class Side { query, key };  // which of Q and K an output has the rows of
+
+}  // namespace
+
+struct Oracle::Answers {
+  Problem problem;
+  Selection selection;
+  bool with_gradient;
+  std::variant<Pair<double, float>, Pair<long double, double>> results;
+
+  // The elements of the selected rows of a whole tensor, whose rows are `width` wide.
+  std::vector<double> selected(const std::vector<double>& x, Side side, size_t width) const {
+    if (selection.everything) return x;
+    std::vector<double> elements;
+    for (const int64_t row : side == Side::query ? selection.query_rows : selection.key_rows) {
+      elements.insert(elements.end(), x.begin() + row * width, x.begin() + (row + 1) * width);
+    }
+    return elements;
+  }
+
+  // "dK[b 0, head 1, row 17, column 3]" for an element of the selection.
+  std::string place(const std::string& name, Side side, size_t width, size_t index) const {
+    size_t row = index / width;
+    if (!selection.everything) row = side == Side::query ? selection.query_rows[row] : selection.key_rows[row];
+    const size_t length = side == Side::query ? problem.Nq : problem.Nk;
+    const size_t heads = side == Side::query ? problem.Hq : problem.Hkv;
+    return name + "[b " + std::to_string(row / length / heads) + ", head " + std::to_string(row / length % heads) +
+           ", row " + std::to_string(row % length) +
+           (width == 1 ? "]" : ", column " + std::to_string(index % width) + "]");
+  }
+
+  // Judges a whole tensor; `pick` takes the output out of Results.
+  template <class Pick>
+  Verdict judge_output(const std::string& name, const std::vector<double>& x, Side side, size_t width, DType type,
+                       Pick pick) const {
+    const size_t size = (side == Side::query ? problem.query_rows() : problem.key_rows()) * width;
+    Verdict verdict;
+    if (x.size() != size) {
+      verdict.error = verdict.max_error = std::numeric_limits<double>::infinity();
+      verdict.reason = name + " has " + std::to_string(x.size()) + " elements, not " + std::to_string(size);
+      return verdict;
+    }
+    const auto name_element = [&](size_t i) { return place(name, side, width, i); };
+    verdict = std::visit(
+        [&](const auto& pair) {
+          return judge(selected(x, side, width), pick(pair.oracle), pick(pair.baseline), type, name_element);
+        },
+        results);
+    if (!verdict.pass) verdict.reason = name + ": " + verdict.reason;
+    return verdict;
+  }
+
+  // Throws Error when there is no gradient to judge by.
+  void need_gradient() const {
+    if (!with_gradient) throw Error("oracle: no gradient was computed; give it dO to judge gradients");
+  }
+
+  // The oracle's own output, rounded.
+  template <class Pick>
+  std::vector<double> rounded(DType type, Pick pick) const {
+    if (!selection.everything) throw Error("oracle: only selected rows were computed; O() and LSE() need all of them");
+    return std::visit(
+        [&](const auto& pair) {
+          std::vector<double> values;
+          for (const auto x : pick(pair.oracle).values) values.push_back(rounded_to(type, double(x)));
+          return values;
+        },
+        results);
+  }
+};
+
+Oracle::Oracle(const Problem& problem, const Inputs& inputs, const Selection& selection)
+    : answers_(std::make_unique<Answers>()) {
+  answers_->problem = problem;
+  answers_->selection = selection;
+  answers_->with_gradient = inputs.dO.size() == problem.q_elements();
+  if (problem.dtype == DType::fp64) {
+    answers_->results = Pair<long double, double>{attention<long double>(problem, inputs, selection),
+                                                  attention<double>(problem, inputs, selection)};
+  } else {
+    answers_->results = Pair<double, float>{attention<double>(problem, inputs, selection),
+                                            attention<float>(problem, inputs, selection, problem.dtype)};
+  }
+}
+
+Oracle::~Oracle() = default;
+Oracle::Oracle(Oracle&&) noexcept = default;
+
+std::vector<double> Oracle::O() const {
+  return answers_->rounded(
+      answers_->problem.dtype, [](const auto& results) -> auto& { return results.O; });
+}
+
+std::vector<double> Oracle::LSE() const {
+  return answers_->rounded(
+      lse_type(answers_->problem.dtype), [](const auto& results) -> auto& { return results.LSE; });
+}
+
+Verdict Oracle::judge_O(const std::vector<double>& x) const {
+  return answers_->judge_output(
+      "O", x, Side::query, answers_->problem.D, answers_->problem.dtype,
+      [](const auto& results) -> auto& { return results.O; });
+}
+
+Verdict Oracle::judge_LSE(const std::vector<double>& x) const {
+  return answers_->judge_output(
+      "LSE", x, Side::query, 1, lse_type(answers_->problem.dtype),
+      [](const auto& results) -> auto& { return results.LSE; });
+}
+
+Verdict Oracle::judge_dQ(const std::vector<double>& x) const {
+  answers_->need_gradient();
+  return answers_->judge_output(
+      "dQ", x, Side::query, answers_->problem.D, answers_->problem.dtype,
+      [](const auto& results) -> auto& { return results.dQ; });
+}
+
+Verdict Oracle::judge_dK(const std::vector<double>& x) const {
+  answers_->need_gradient();
+  return answers_->judge_output(
+      "dK", x, Side::key, answers_->problem.D, answers_->problem.dtype,
+      [](const auto& results) -> auto& { return results.dK; });
+}
+
+Verdict Oracle::judge_dV(const std::vector<double>& x) const {
+  answers_->need_gradient();
+  return answers_->judge_output(
+      "dV", x, Side::key, answers_->problem.D, answers_->problem.dtype,
+      [](const auto& results) -> auto& { return results.dV; });
+}
+
+}  // namespace flash::reference

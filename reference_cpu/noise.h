@@ -1,0 +1,50 @@
+// How far rounding moves attention's results: the mean square error of each of them when every product and every sum
+// carries an independent relative error of one unit. First order, elementwise; `x_noise2` is the square of x's error.
+//
+// A tolerance needs this scale because results can be much smaller than what they are made of: with one key,
+// dS = P∘(dP − D) is exactly zero, and what a correct kernel computes is the rounding error of dP and D.
+#pragma once
+#include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
+
+namespace flash::reference {
+
+// Collects the elements' squared errors into a norm and a maximum. Elements that are not finite do not count.
+class NoiseSum {
+ public:
+  void add(double noise2) {
+    if (!std::isfinite(noise2)) return;
+    sum_ += noise2;
+    largest_ = std::max(largest_, noise2);
+  }
+  void add(const NoiseSum& other) {
+    sum_ += other.sum_;
+    largest_ = std::max(largest_, other.largest_);
+  }
+  double norm() const { return std::sqrt(sum_); }
+  double max() const { return std::sqrt(largest_); }
+
+ private:
+  double sum_ = 0, largest_ = 0;
+};
+
+// Of result = factor · A·Bᵀ: each product of two elements, and the sum of them.
+template <class Matrix, class Scalar>
+Matrix dot_products_noise2(const Matrix& A, const Matrix& B, const Matrix& result, Scalar factor) {
+  return factor * factor * (A.cwiseAbs2() * B.cwiseAbs2().transpose()) + result.cwiseAbs2();
+}
+
+// Of P = softmax(S). One score's error moves its own weight by P(1 − P); exp and the division round once.
+template <class Matrix>
+Matrix softmax_noise2(const Matrix& P, const Matrix& S_noise2) {
+  return (P.array().square() * (1 + S_noise2.array() * (1 - P.array()).square())).matrix();
+}
+
+// Of LSE = m + log Σ exp(S − m), for one row: the scores by their weights, log's argument, the two terms and their sum.
+template <class Row, class Scalar>
+Scalar lse_noise2(const Row& P, const Row& S_noise2, Scalar m, Scalar LSE) {
+  return (P.array().square() * S_noise2.array()).sum() + 1 + m * m + LSE * LSE;
+}
+
+}  // namespace flash::reference

@@ -1,0 +1,193 @@
+// `flashsteps bench`: speed on the GPU, by the protocol of the FlashAttention-2 and -3 papers: 16,384 tokens in all,
+// hidden size 2,048, single launches timed with events, medians.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <sstream>
+
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/options.h"
+#include "cli/plot.h"
+#include "harness/inputs.h"
+#include "harness/rates.h"
+#include "harness/runner.h"
+
+namespace flash::cli {
+namespace {
+
+constexpr int kTokens = 16384, kHidden = 2048;
+constexpr double kCacheBytes = 256e6;  // several times any GPU's L2: what the rotated inputs fill together
+
+struct BenchOptions {
+  StepOption steps;
+  ProblemOptions problem;
+  PassOption pass;
+  FormatOption format;
+  std::string csv, plot;
+};
+
+double percentile(const std::vector<double>& sorted, double share) {
+  return sorted[size_t(std::lround(share * double(sorted.size() - 1)))];
+}
+
+// Bytes that the pass must move at least: each input read once, each output written once.
+double least_bytes(const Problem& p, Pass pass) {
+  const double q = double(p.q_elements()) * double(bytes_of(p.dtype));
+  const double kv = double(p.kv_elements()) * double(bytes_of(p.dtype));
+  const double lse = double(p.query_rows()) * 4;
+  return pass == Pass::forward ? 2 * q + 2 * kv + lse : 4 * q + 4 * kv + lse;
+}
+
+class Bench {
+ public:
+  explicit Bench(const BenchOptions& options)
+      : options_(options), gpu_(gpu_or_refuse()), rates_(measure_rates(gpu_)) {}
+
+  int run() {
+    const bool table = options_.format.format == Format::table;
+    if (table)
+      std::cout << "GPU: " << gpu_.name() << ", measured: " << std::lround(rates_.fp32_flops / 1e10) / 100.0
+                << " TFLOP/s fp32, copy " << std::lround(rates_.hbm_bytes / 1e9) << " GB/s\n\n";
+    std::string refusal;
+    for (const RegisteredStep* step : select_steps(options_.steps.prefixes))
+      for (Pass pass : options_.pass.passes()) {
+        if (!step->has(pass)) continue;
+        for (const Problem& p : problems_for(*step)) {
+          const auto why = why_unsupported(*step, p, pass);
+          if (!why && step->builds.count(Target::gpu))
+            time(*step, pass, p);
+          else if (refusal.empty())
+            refusal = why ? *why : step->id + " has no code for the GPU in this build";
+        }
+      }
+    progress_.show("");
+    if (rows_.empty()) throw Error(refusal.empty() ? "no step has the pass that was asked for" : refusal);
+    print_rows(std::cout, options_.format.format, rows_);
+    for (const std::string& note : notes_) std::cerr << note << "\n";
+    write_outputs();
+    return 0;
+  }
+
+ private:
+  static Device& gpu_or_refuse() {
+    std::string why;
+    if (Device* gpu = gpu_device(&why)) return *gpu;
+    throw Error("bench times kernels on a GPU, but " + why + "; check and tour run on the CPU, with --device cpu");
+  }
+
+  // The given shape; without one, the papers' lengths.
+  std::vector<Problem> problems_for(const RegisteredStep& step) const {
+    const Step& info = step.info();
+    Problem start;
+    start.dtype = info.dtypes.front();
+    start.D = std::count(info.head_dims.begin(), info.head_dims.end(), 64) ? 64 : info.head_dims.front();
+    start.D = options_.problem.head_dim.value_or(start.D);
+    start.scale = start.D > 0 ? default_scale(start.D) : 0;
+    std::vector<int> lengths = {512, 1024, 2048, 4096, 8192, 16384};
+    if (options_.problem.seq) lengths = {*options_.problem.seq};
+    std::vector<Problem> problems;
+    for (int N : lengths) {
+      start.Nq = start.Nk = N;
+      start.B = std::max(1, kTokens / std::max(1, N));
+      start.Hq = start.Hkv = std::max(1, kHidden / std::max(1, start.D));
+      problems.push_back(options_.problem.apply(start));
+    }
+    return problems;
+  }
+
+  void time(const RegisteredStep& step, Pass pass, const Problem& p) {
+    progress_.show(step.id + " " + name_of(pass) + ": " + describe(p));
+    HostTensors tensors = random_tensors(p, p.seed + 1);
+    if (pass == Pass::backward && !forward_of(step)) {  // any finite numbers do: speed does not depend on them
+      tensors.O = tensors.dO;
+      tensors.LSE.assign(p.query_rows(), std::log(std::max(1.0, double(p.Nk))));
+    }
+    // Small problems take turns with copies of themselves, so that no launch finds its inputs in the cache.
+    const int copies = int(std::clamp(std::ceil(kCacheBytes / std::max(1.0, least_bytes(p, pass))), 1.0, 8.0));
+    std::vector<std::unique_ptr<PreparedStep>> prepared;
+    try {
+      for (int i = 0; i < copies; i++)
+        prepared.push_back(
+            std::make_unique<PreparedStep>(gpu_, Target::gpu, step, pass, p, tensors));
+    } catch (const Error& e) {
+      if (prepared.empty()) {
+        notes_.push_back(step.id + " " + name_of(pass) + ", " + describe(p) + ": left out: " + e.what());
+        return;
+      }
+    }
+    std::vector<double> ms;
+    double total = 0;
+    for (int i = 0; i < 53 && (i < 8 || total < 400); i++) {
+      const PreparedStep& one = *prepared[size_t(i) % prepared.size()];
+      const double t = gpu_.time_ms([&] { one.launch(); });
+      total += t;
+      if (i >= 3) ms.push_back(t);  // the first ones warm up
+    }
+    prepared.front()->finish(tensors);
+    std::sort(ms.begin(), ms.end());
+    const double median = percentile(ms, 0.5);
+    const double bound_ms = 1e3 * std::max(flops(p, pass) / rates_.fp32_flops, least_bytes(p, pass) / rates_.hbm_bytes);
+    rows_.push_back({{"step", step.id},
+                     {"dtype", flash::name_of(p.dtype)},
+                     {"head_dim", p.D},
+                     {"causal", int(p.causal)},
+                     {"seq", p.Nq},
+                     {"batch", p.B},
+                     {"heads", p.Hq},
+                     {"pass", name_of(pass)},
+                     {"ms", median},
+                     {"ms_p10", percentile(ms, 0.1)},
+                     {"ms_p90", percentile(ms, 0.9)},
+                     {"tflops", flops(p, pass) / median / 1e9},
+                     {"bound_fraction", bound_ms / median},
+                     {"scratch_bytes", prepared.front()->scratch_bytes()}});
+  }
+
+  void write_outputs() const {
+    std::vector<OutputFile> files;
+    if (!options_.csv.empty()) {
+      std::ostringstream csv;
+      print_rows(csv, Format::csv, rows_);
+      files.push_back({options_.csv, csv.str()});
+    }
+    if (!options_.plot.empty()) {
+      std::map<std::string, Series> series;
+      for (const Row& row : rows_) {
+        const std::string name = row["step"].get<std::string>() + " " + row["pass"].get<std::string>();
+        Series& s = series[name];
+        s.name = name;
+        s.points.emplace_back(row["seq"].get<double>(), row["tflops"].get<double>());
+      }
+      std::vector<Series> lines;
+      for (const auto& [name, s] : series) lines.push_back(s);
+      files.push_back({options_.plot, line_plot_svg(gpu_.name(), "sequence length", "TFLOP/s", lines)});
+    }
+    if (!files.empty()) write_files(files);
+  }
+
+  const BenchOptions& options_;
+  Device& gpu_;
+  Rates rates_;
+  std::vector<Row> rows_;
+  std::vector<std::string> notes_;
+  Progress progress_;
+};
+
+}  // namespace
+
+Command add_bench(CLI::App& command) {
+  auto o = std::make_shared<BenchOptions>();
+  o->steps.add_to(command);
+  o->problem.add_shape_to(command);
+  o->problem.add_rest_to(command);
+  o->pass.add_to(command);
+  o->format.add_to(command);
+  command.add_option("--csv", o->csv, "Write the rows to this file, too")->type_name("FILE");
+  command.add_option("--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file")->type_name("FILE");
+  return [o] { return Bench(*o).run(); };
+}
+
+}  // namespace flash::cli

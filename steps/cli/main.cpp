@@ -1,0 +1,64 @@
+// flashsteps: the course's one command. Exit codes: 0 success, 1 a check failed, 2 it could not be run as asked.
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <map>
+#include <new>
+
+#include "cli/commands.h"
+#include "harness/error.h"
+
+namespace {
+
+// One line on stderr, whatever the message looked like.
+int refuse(std::string message) {
+  for (char& c : message)
+    if (c == '\n') c = ' ';
+  std::cerr << "flashsteps: " << message << "\n";
+  return 2;
+}
+
+int run(int argc, char** argv) {
+  using namespace flash::cli;
+  CLI::App app{"FlashAttention, step by step: runs, checks and times the chapters' kernels."};
+  app.name("flashsteps");
+  app.require_subcommand(0, 1);
+  std::map<CLI::App*, Command> commands;
+  const auto add = [&](const char* name, const char* help, Command (*add_options)(CLI::App&)) {
+    CLI::App* command = app.add_subcommand(name, help);
+    commands[command] = add_options(*command);
+    return command;
+  };
+  CLI::App* tour = add("tour", "The chapters in order: error, memory, traffic, and on a GPU speed", add_tour);
+  add("list", "The steps there are, and what each supports", add_list);
+  add("check", "Compare steps with the CPU reference", add_check);
+  add("bench", "Time steps on the GPU", add_bench);
+  add("run", "Put your own tensors through a step", add_run);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    return refuse(std::string(e.what()) + " (flashsteps --help and flashsteps COMMAND --help say what there is)");
+  }
+  for (const auto& [command, act] : commands)
+    if (command->parsed()) return act();
+  return commands.at(tour)();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int code = 2;
+  try {
+    code = run(argc, argv);
+  } catch (const flash::Error& e) {
+    return refuse(e.what());
+  } catch (const flash::KernelFault& e) {
+    std::cerr << "flashsteps: " << e.what() << "\n";
+    return 1;
+  } catch (const std::bad_alloc&) {
+    return refuse("out of memory; choose a smaller problem");
+  }
+  std::cout.flush();
+  if (!std::cout) return refuse("standard output cannot be written to; is the disk full?");
+  return code;
+}

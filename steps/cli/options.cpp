@@ -1,0 +1,123 @@
+#include "cli/options.h"
+
+#include <unistd.h>
+
+#include <iostream>
+
+#include "harness/error.h"
+
+namespace flash::cli {
+namespace {
+
+const std::map<std::string, DeviceChoice> kDevices = {
+    {"auto", DeviceChoice::automatic}, {"gpu", DeviceChoice::gpu}, {"cpu", DeviceChoice::cpu}};
+const std::map<std::string, Format> kFormats = {
+    {"table", Format::table}, {"csv", Format::csv}, {"json", Format::json}};
+
+// An option whose words stand for values: anything else is refused with the list of them.
+template <class T>
+void add_choice(CLI::App& command, const std::string& name, T& value, const std::map<std::string, T>& words,
+                const std::string& help) {
+  std::string list;
+  for (const auto& [word, meaning] : words) list += (list.empty() ? "" : ", ") + word;
+  command
+      .add_option_function<std::string>(
+          name,
+          [&value, words, name, list](const std::string& word) {
+            const auto it = words.find(word);
+            if (it == words.end()) throw Error(name + ": there is no '" + word + "'; choose one of " + list);
+            value = it->second;
+          },
+          help + " (" + list + ")")
+      ->type_name("");
+}
+
+}  // namespace
+
+void DeviceOption::add_to(CLI::App& command) {
+  add_choice(command, "--device", choice, kDevices, "Where to run; auto takes the GPU if one is usable");
+}
+
+ChosenDevice choose_device(DeviceChoice choice) {
+  if (choice == DeviceChoice::cpu) return {&cpu_device(), cpu_device().name()};
+  std::string why;
+  if (Device* gpu = gpu_device(&why)) return {gpu, "GPU: " + gpu->name()};
+  if (choice == DeviceChoice::gpu) throw Error("--device gpu: " + why + "; --device cpu runs the same kernels");
+  return {&cpu_device(), cpu_device().name() + ", since " + why};
+}
+
+void FormatOption::add_to(CLI::App& command) { add_choice(command, "--format", format, kFormats, "How to print"); }
+
+void ProblemOptions::add_shape_to(CLI::App& command) {
+  command.add_option("--batch", batch, "Batch size B");
+  command.add_option("--heads", heads, "Query heads");
+  command.add_option("--kv-heads", kv_heads, "Key/value heads, a divisor of --heads; default: the same");
+  command.add_option("--seq", seq, "Sequence length of the queries, Nq");
+  command.add_option("--seq-k", seq_k, "Sequence length of the keys, Nk; default: the same");
+  command.add_option("--head-dim", head_dim, "Head dimension D");
+}
+
+void ProblemOptions::add_rest_to(CLI::App& command) {
+  command.add_option("--dtype", dtype, "Precision of the tensors: fp64, fp32, fp16, bf16 or e4m3");
+  command.add_flag("--causal", causal, "Query i sees the keys j <= i + (Nk - Nq)");
+  command.add_option("--scale", scale, "Factor of the scores; default 1/sqrt(D)");
+  command.add_option("--dropout", dropout, "Probability that a weight is dropped, 0 <= p < 1");
+  command.add_option("--seed", seed, "Seed of random inputs and of the dropout mask");
+}
+
+Problem ProblemOptions::apply(Problem p) const {
+  p.B = batch.value_or(p.B);
+  p.Hq = heads.value_or(p.Hq);
+  p.Hkv = kv_heads.value_or(heads ? *heads : p.Hkv);
+  p.Nq = seq.value_or(p.Nq);
+  p.Nk = seq_k.value_or(seq ? *seq : p.Nk);
+  if (head_dim) {
+    p.D = *head_dim;
+    p.scale = p.D > 0 ? default_scale(p.D) : 0.0;
+  }
+  if (dtype) p.dtype = dtype_named(*dtype);
+  p.scale = scale.value_or(p.scale);
+  p.dropout = dropout.value_or(p.dropout);
+  p.causal = p.causal || causal;
+  p.seed = seed;
+  validate(p);
+  return p;
+}
+
+void StepOption::add_to(CLI::App& command) {
+  command.add_option("STEP", prefixes, "Steps, by any prefix of their ids (05, 08/ping); default: all")
+      ->type_name("");
+}
+
+void PassOption::add_to(CLI::App& command) {
+  command.add_option_function<std::string>(
+      "--pass",
+      [this](const std::string& word) {
+        if (word != "forward" && word != "backward" && word != "both")
+          throw Error("--pass: there is no '" + word + "'; choose one of forward, backward, both");
+        name = word;
+      },
+      "forward, backward or both");
+}
+
+std::vector<Pass> PassOption::passes() const {
+  if (name == "forward") return {Pass::forward};
+  if (name == "backward") return {Pass::backward};
+  return {Pass::forward, Pass::backward};
+}
+
+Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
+
+Progress::~Progress() { show(""); }
+
+void Progress::show(const std::string& text) {
+  if (!terminal_) return;
+  std::string line = text;
+  if (line.size() < shown_) line.append(shown_ - line.size(), ' ');
+  std::cerr << '\r' << line << (text.empty() ? "\r" : "") << std::flush;
+  shown_ = text.size();
+}
+
+std::string name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
+
+}  // namespace flash::cli

@@ -1,0 +1,43 @@
+// A step's answer to one problem, judged by the oracle. Used by `check` and `tour`.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "harness/registry.h"
+#include "harness/runner.h"
+#include "reference_cpu/error_rule.h"
+
+namespace flash::cli {
+
+// A problem with its inputs and the oracle's answers, computed once for all steps that are asked it.
+class Question {
+ public:
+  // `sample_rows` > 0: the oracle answers for about that many rows of each output only.
+  Question(const Problem& problem, bool with_gradient, int sample_rows = 0);
+
+  const Problem& problem() const { return problem_; }
+  const HostTensors& inputs() const { return inputs_; }
+  const reference::Oracle& oracle() const { return *oracle_; }
+  bool everything() const { return everything_; }
+
+ private:
+  Problem problem_;
+  HostTensors inputs_;
+  bool everything_ = true;
+  std::unique_ptr<reference::Oracle> oracle_;
+};
+
+// What came of one pass of one step.
+struct Outcome {
+  bool pass = false;
+  std::map<std::string, reference::Verdict> outputs;  // "O", "LSE" or "dQ", "dK", "dV"; empty after a fault
+  std::string fault;                                  // what the kernel did that no kernel may do
+  RunReport report;
+};
+
+Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass pass, const Question& question);
+
+}  // namespace flash::cli

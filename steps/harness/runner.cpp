@@ -1,0 +1,130 @@
+#include "harness/runner.h"
+
+#include "harness/inputs.h"
+
+namespace flash {
+namespace {
+
+std::vector<Workspace> workspace_of(const Step& step, const Problem& problem) {
+  return step.workspace ? step.workspace(problem) : std::vector<Workspace>{};
+}
+
+}  // namespace
+
+PreparedStep::PreparedStep(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p,
+                           const HostTensors& host)
+    : device_(device), problem_(p), pass_(pass), lse_type_(p.dtype == DType::fp64 ? DType::fp64 : DType::fp32) {
+  validate(p);
+  if (const auto why = why_unsupported(step, p, pass)) throw Error(*why);
+  const Step& build = step.builds.at(target);
+  run_ = pass == Pass::forward ? build.forward : build.backward;
+
+  tensors_.Q = input("Q", p.dtype, p.q_elements(), host.Q);
+  tensors_.K = input("K", p.dtype, p.kv_elements(), host.K);
+  tensors_.V = input("V", p.dtype, p.kv_elements(), host.V);
+  if (pass == Pass::forward) {
+    add_workspace(workspace_of(build, p));
+    tensors_.O = output("O", p.dtype, p.q_elements());
+    tensors_.LSE = output("LSE", lse_type_, p.query_rows());
+    return;
+  }
+  const RegisteredStep* forward = forward_of(step);
+  if (forward != &step) add_workspace(workspace_of(build, p));
+  if (forward) {
+    run_forward_first(*forward, target);
+  } else {
+    tensors_.O = input("O", p.dtype, p.q_elements(), host.O);
+    tensors_.LSE = input("LSE", lse_type_, p.query_rows(), host.LSE);
+  }
+  tensors_.dO = input("dO", p.dtype, p.q_elements(), host.dO);
+  tensors_.dQ = output("dQ", p.dtype, p.q_elements());
+  tensors_.dK = output("dK", p.dtype, p.kv_elements());
+  tensors_.dV = output("dV", p.dtype, p.kv_elements());
+}
+
+void* PreparedStep::input(const std::string& name, DType type, size_t elements, const std::vector<double>& values) {
+  if (values.size() != elements)
+    throw Error(name + ": has " + std::to_string(values.size()) + " elements, the problem needs " +
+                std::to_string(elements));
+  const Buffer& buffer = buffers_.emplace_back(device_, name, elements * bytes_of(type));
+  const std::vector<std::byte> bytes = encode(type, values);
+  device_.upload(buffer.data(), bytes.data(), bytes.size());
+  return buffer.data();
+}
+
+void* PreparedStep::output(const std::string& name, DType type, size_t elements) {
+  const Buffer& buffer = buffers_.emplace_back(device_, name, elements * bytes_of(type));
+  device_.poison(buffer.data(), buffer.bytes());
+  return buffer.data();
+}
+
+void PreparedStep::add_workspace(const std::vector<Workspace>& wanted) {
+  for (const Workspace& w : wanted) {
+    tensors_.workspace[w.name] = output("workspace " + w.name, DType::e4m3, w.bytes);
+    scratch_bytes_ += w.bytes;
+  }
+}
+
+// Leaves O, LSE and the saved workspace as a backward pass of this chapter finds them in training.
+void PreparedStep::run_forward_first(const RegisteredStep& forward, Target target) {
+  const Step& build = forward.builds.at(target);
+  std::vector<Workspace> saved;
+  std::vector<Buffer> passing;  // what the forward pass needs for itself alone is given back at the end
+  Tensors tensors = tensors_;
+  for (const Workspace& w : workspace_of(build, problem_)) {
+    if (w.saved) {
+      saved.push_back(w);
+    } else {
+      passing.emplace_back(device_, "workspace " + w.name, w.bytes);
+      device_.poison(passing.back().data(), w.bytes);
+      tensors.workspace[w.name] = passing.back().data();
+    }
+  }
+  add_workspace(saved);
+  tensors_.O = output("O", problem_.dtype, problem_.q_elements());
+  tensors_.LSE = output("LSE", lse_type_, problem_.query_rows());
+  tensors.O = tensors_.O;
+  tensors.LSE = tensors_.LSE;
+  for (const Workspace& w : saved) tensors.workspace[w.name] = tensors_.workspace[w.name];
+  build.forward(problem_, tensors, nullptr);
+  device_.synchronize();
+  for (const Buffer& buffer : passing) buffer.check_guards();
+}
+
+void PreparedStep::finish(HostTensors& host) const {
+  device_.synchronize();
+  for (const Buffer& buffer : buffers_) buffer.check_guards();
+  const auto fetch = [&](const void* from, DType type, size_t elements) {
+    std::vector<std::byte> bytes(elements * bytes_of(type));
+    device_.download(bytes.data(), from, bytes.size());
+    return decode(type, bytes);
+  };
+  const Problem& p = problem_;
+  host.O = fetch(tensors_.O, p.dtype, p.q_elements());
+  host.LSE = fetch(tensors_.LSE, lse_type_, p.query_rows());
+  if (pass_ == Pass::forward) return;
+  host.dQ = fetch(tensors_.dQ, p.dtype, p.q_elements());
+  host.dK = fetch(tensors_.dK, p.dtype, p.kv_elements());
+  host.dV = fetch(tensors_.dV, p.dtype, p.kv_elements());
+}
+
+RunReport run_step(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& problem,
+                   HostTensors& tensors) {
+  const PreparedStep prepared(device, target, step, pass, problem, tensors);
+  device.reset_traffic();
+  prepared.launch();
+  prepared.finish(tensors);
+  RunReport report{prepared.scratch_bytes(), std::nullopt};
+  if (target == Target::cpu_observed) report.traffic = device.traffic();
+  return report;
+}
+
+std::optional<Target> target_for(const RegisteredStep& step, DeviceKind device, bool observe) {
+  const auto has = [&](Target t) { return step.builds.count(t) > 0; };
+  if (device == DeviceKind::gpu) return has(Target::gpu) ? std::optional(Target::gpu) : std::nullopt;
+  if (has(Target::host)) return Target::host;
+  if (observe && has(Target::cpu_observed)) return Target::cpu_observed;
+  return has(Target::cpu) ? std::optional(Target::cpu) : std::nullopt;
+}
+
+}  // namespace flash

@@ -1,0 +1,186 @@
+// One access to memory, as an observed kernel reports it: the part that is run hundreds of millions of times.
+//
+// Observed kernel files are compiled with -fsanitize=thread, which puts a call of a __tsan_ function before each access
+// to memory that others could see. The program is not linked with the thread sanitizer; these functions are ours.
+// -fsanitize=bounds adds calls where an index leaves an array of fixed size.
+#include <cstring>
+
+#include "simt/observer.h"
+
+namespace simt {
+
+thread_local Observer* observing = nullptr;
+
+namespace {
+
+// Threads let others run after so many accesses. That keeps the lanes of a warp close together: little is open then.
+constexpr unsigned kAccessesPerTurn = 64;
+
+// Whether all of these bytes are written.
+template <unsigned kSize>
+bool all_written(const uint8_t* written) {
+  constexpr uint8_t kAll[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  return std::memcmp(written, kAll, kSize) == 0;
+}
+
+}  // namespace
+
+void Observer::resume(int thread) {
+  observing = this;
+  me_ = thread;
+  turn_ = kAccessesPerTurn;
+}
+
+// Does this one's access come without order after an earlier one of another thread?
+inline bool Observer::conflicts(Moment earlier) const {
+  return earlier.block() != order_.block() || !order_.ordered(earlier, me_);
+}
+
+// Checks one cell against this access, and notes the access there. After a read by one thread and another one by a
+// second, only the second is kept, with a flag: that is enough to find a write by any third thread, or by the second
+// one itself if it has met nobody since.
+template <bool kWrite>
+inline void Observer::check_cell(const Site& site, Cell& cell, uintptr_t address, bool atomic) {
+  const uint64_t stamp = order_.stamp(me_);
+  // Moments below this one come before this access anyway. In shared memory those of other blocks are meaningless.
+  const uint64_t floor = site.traffic.shared ? order_.floor() : launch_floor_;
+  const uint64_t write = cell.write.load(std::memory_order_relaxed);
+  const uint64_t read = cell.read.load(std::memory_order_relaxed);
+  const auto is_mine = [&](uint64_t moment) { return moment >> Moment::kThreadShift == stamp >> Moment::kThreadShift; };
+
+  if constexpr (kWrite) {
+    if (write >= floor && !is_mine(write) && !(atomic && (write & Moment::kFlag)) && conflicts(Moment(write)))
+      race(site, address, Moment(write), true, atomic);
+    if (read >= floor && (is_mine(read) ? read & Moment::kFlag : conflicts(Moment(read))))
+      race(site, address, Moment(read), false, atomic);
+    cell.read.store(0, std::memory_order_relaxed);
+    cell.write.store(stamp | site.number << Moment::kSiteShift | (atomic ? Moment::kFlag : 0),
+                     std::memory_order_relaxed);
+  } else {
+    if (is_mine(read)) return;  // nothing can have happened since
+    if (write >= floor && !is_mine(write) && conflicts(Moment(write))) race(site, address, Moment(write), true, false);
+    const bool others = read >= floor && conflicts(Moment(read));
+    cell.read.store(stamp | site.number << Moment::kSiteShift | (others ? Moment::kFlag : 0),
+                    std::memory_order_relaxed);
+  }
+}
+
+// Checks all cells of an access. Words have cells of their own; single bytes and halves have others, which accesses to
+// whole words look at only when there are any.
+template <unsigned kSize, bool kWrite>
+inline void Observer::check_order(const Site& site, uintptr_t address, bool atomic) {
+  Region& region = *site.region;
+  if constexpr (kSize >= 4) {
+    Cell* cells = region.words(address);
+    for (unsigned i = 0; i < kSize / 4; ++i) check_cell<kWrite>(site, cells[i], address + 4 * i, atomic);
+    if (!region.has_byte_cells()) return;
+  } else {
+    if (!region.has_byte_cells()) region.observe_bytes();
+    // Of the word around only accesses to all of it are noted; this one must come after them.
+    const Cell& word = *region.words(address);
+    const uint64_t floor = site.traffic.shared ? order_.floor() : launch_floor_;
+    const uint64_t write = word.write.load(std::memory_order_relaxed), read = word.read.load(std::memory_order_relaxed);
+    if (write >= floor && conflicts(Moment(write))) race(site, address, Moment(write), true, atomic);
+    if (kWrite && read >= floor && conflicts(Moment(read))) race(site, address, Moment(read), false, atomic);
+  }
+  Cell* cells = region.byte_cells(address);
+  for (unsigned i = 0; i < kSize; ++i) check_cell<kWrite>(site, cells[i], address + i, atomic);
+}
+
+template <unsigned kSize, bool kWrite>
+inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
+  if (address - uintptr_t(block_.stacks) < kMaxThreads * kStackBytes) return;  // a local variable
+  Site*& recent = recent_[uintptr_t(code) % kRecentSites];
+  Site* site = recent;
+  if (site->code != code || !site->region->contains(address, kSize)) {
+    site = site_of(address, kSize, kWrite, code);
+    if (!site) return;  // constant memory
+    recent = site;
+  }
+  if (address % kSize != 0) misaligned(*site, address);
+
+  const unsigned warp = unsigned(me_) / kWarpSize, lane = unsigned(me_) % kWarpSize;
+  RequestStream& stream = site->streams[warp];
+  if (!stream.in_use()) open_streams_[warp].push_back(site);
+  stream.add(lane, uint32_t(address), lanes_of_warp_[warp], [&](const Request& request) { retire(*site, request); });
+
+  uint8_t* written = site->region->written(address);
+  if ((!kWrite || atomic) && !all_written<kSize>(written) && site->region->checks_writing) uninitialised(*site, address);
+  if (kWrite) std::memset(written, 1, kSize);
+
+  check_order<kSize, kWrite>(*site, address, atomic);
+
+  if (--turn_ == 0) {
+    observing = nullptr;
+    block_.yield();  // sets it anew
+  }
+}
+
+template void Observer::access<4, true>(uintptr_t, const void*, bool);
+template void Observer::access<8, true>(uintptr_t, const void*, bool);
+
+}  // namespace simt
+
+// ---- What instrumented code calls
+
+namespace {
+
+template <unsigned kSize, bool kWrite>
+inline __attribute__((always_inline)) void report_access(const void* address, const void* code) {
+  if (simt::Observer* observer = simt::observing) observer->access<kSize, kWrite>(uintptr_t(address), code, false);
+}
+
+// A copy of a struct that is no power of two in size, taken as one of words.
+void report_range(const void* begin, size_t bytes, bool write, const void* code) {
+  const auto* from = static_cast<const char*>(begin);
+  for (size_t i = 0; i < bytes; i += 4)
+    write ? report_access<4, true>(from + i, code) : report_access<4, false>(from + i, code);
+}
+
+}  // namespace
+
+#define SIMT_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
+#define SIMT_DEFINE_HOOKS(size)                                                                        \
+  void __tsan_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); }            \
+  void __tsan_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }            \
+  void __tsan_unaligned_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); }  \
+  void __tsan_unaligned_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }
+
+// What -fsanitize=bounds tells of the place: the start of a larger struct.
+struct BoundsCheck {
+  const char* file;
+  uint32_t line, column;
+};
+
+extern "C" {
+SIMT_DEFINE_HOOKS(1)
+SIMT_DEFINE_HOOKS(2)
+SIMT_DEFINE_HOOKS(4)
+SIMT_DEFINE_HOOKS(8)
+SIMT_DEFINE_HOOKS(16)
+
+void __tsan_read_range(void* begin, size_t bytes) { report_range(begin, bytes, false, SIMT_CALLER); }
+void __tsan_write_range(void* begin, size_t bytes) { report_range(begin, bytes, true, SIMT_CALLER); }
+void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
+  report_range(from, bytes, false, SIMT_CALLER);
+  report_range(to, bytes, true, SIMT_CALLER);
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, size_t bytes) {
+  report_range(to, bytes, true, SIMT_CALLER);
+  return std::memset(to, value, bytes);
+}
+
+void __ubsan_handle_out_of_bounds(BoundsCheck* where, uintptr_t index) {
+  simt::Observer* observer = simt::observing;
+  if (!observer) return;  // host code in a kernel file
+  simt::observing = nullptr;
+  (void)where;
+  observer->block().fail(simt::Kind::bad_index, SIMT_CALLER, {{"index " + std::to_string(long(index)) + " of an array of fixed size"}});
+}
+
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*) {}
+}

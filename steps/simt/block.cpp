@@ -1,0 +1,257 @@
+#include "simt/block.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <boost/context/detail/fcontext.hpp>
+#include <new>
+
+#include "simt/observer.h"
+#include "simt/symbols.h"
+
+// Kernels see these as constants. Here they are stored to, as other names for the same symbols.
+__thread simt::uint3 current_thread asm("_ZN4simt9threadIdxE");
+__thread simt::uint3 current_block asm("_ZN4simt8blockIdxE");
+__thread simt::uint3 current_block_size asm("_ZN4simt8blockDimE");
+__thread simt::uint3 current_grid_size asm("_ZN4simt7gridDimE");
+
+namespace simt {
+
+using boost::context::detail::fcontext_t;
+using boost::context::detail::jump_fcontext;
+using boost::context::detail::make_fcontext;
+using boost::context::detail::transfer_t;
+
+thread_local BlockRunner* runner = nullptr;
+
+namespace {
+
+// Memory that costs nothing until it is touched.
+unsigned char* reserve(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<unsigned char*>(memory);
+}
+
+// Tops of the stacks are staggered: at equal offsets in their pages they would all share a few cache sets.
+unsigned char* stack_top(unsigned char* stacks, int id) { return stacks + (id + 1) * kStackBytes - id % 15 * 256 - 64; }
+
+}  // namespace
+
+BlockRunner::BlockRunner() : shared(reserve(kSharedArenaBytes)), stacks(reserve(kMaxThreads * kStackBytes)) {}
+
+BlockRunner::~BlockRunner() {
+  munmap(shared, kSharedArenaBytes);
+  munmap(stacks, kMaxThreads * kStackBytes);
+}
+
+void BlockRunner::begin(const Launch& launch) {
+  runner = this;
+  launch_ = &launch;
+  threads = int(launch.block.x * launch.block.y * launch.block.z);
+  current_block_size = {launch.block.x, launch.block.y, launch.block.z};
+  current_grid_size = {launch.grid.x, launch.grid.y, launch.grid.z};
+  observed = launch.observed;
+  counts = {};
+  if (!observed) return;
+  if (!observer) observer = std::make_unique<Observer>(*this);
+  observer->begin_launch(launch);
+}
+
+bool is_index(uintptr_t address) {
+  for (const uint3* index : {&current_thread, &current_block, &current_block_size, &current_grid_size})
+    if (address - uintptr_t(index) < sizeof *index) return true;
+  return false;
+}
+
+// ---- Fibers
+
+// What a fiber runs: the kernel, for one thread after the other.
+struct FiberEntry {
+  static void run(transfer_t from) {
+    runner->scheduler_ = from.fctx;
+    for (;;) {
+      call_kernel();
+      runner->running->done = true;
+      runner->yield();  // to be given the same thread of another block, or never again
+    }
+  }
+  // No exception leaves a fiber: there is nobody below to catch it.
+  static void call_kernel() {
+    const Launch& launch = *runner->launch_;
+    try {
+      launch.body(launch.arguments);
+    } catch (const std::exception& error) {
+      runner->fail(Kind::exception, nullptr, {{error.what()}});
+    } catch (...) {
+      runner->fail(Kind::exception, nullptr, {{"of an unknown type"}});
+    }
+  }
+};
+
+void BlockRunner::yield() { scheduler_ = jump_fcontext(scheduler_, nullptr).fctx; }
+
+void BlockRunner::resume(Fiber& fiber) {
+  current_thread = fiber.thread;
+  running = &fiber;
+  if (observed) observer->resume(fiber.id);
+  fiber.context = jump_fcontext(fiber.context, nullptr).fctx;
+  observing = nullptr;
+  running = nullptr;
+}
+
+void BlockRunner::wait_while(const unsigned* word, unsigned value, const char* what, const void* code) {
+  Fiber& fiber = *running;
+  fiber.wait_word = word;
+  fiber.wait_value = value;
+  fiber.wait_what = what;
+  fiber.wait_code = code;
+  while (*word == value) yield();
+  fiber.wait_word = nullptr;
+}
+
+// Gives each fiber its thread of the next block. After a block that ended well, each is at the end of its loop above;
+// otherwise some are left in the middle of a kernel, and all begin anew.
+void BlockRunner::reset_fibers() {
+  if (fibers.empty() || aborted_) fibers.assign(kMaxThreads, Fiber{});
+  aborted_ = false;
+  const dim3 size = launch_->block;
+  for (int i = 0; i < threads; ++i) {
+    Fiber& fiber = fibers[i];
+    fiber.id = i;
+    fiber.done = false;
+    fiber.wait_word = nullptr;
+    fiber.thread = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
+    if (!fiber.context) fiber.context = make_fcontext(stack_top(stacks, i), kStackBytes - 8192, FiberEntry::run);
+  }
+}
+
+// ---- A block
+
+void BlockRunner::run_block(uint3 index, uint64_t number) {
+  block = index;
+  current_block = index;
+  reset_fibers();
+  warps.clear();
+  warps.resize((threads + kWarpSize - 1) / kWarpSize);
+  barrier = {};
+
+  // What nobody has written yet reads as NaN.
+  std::fill_n(shared, launch_->smem_bytes, 0xff);
+  const ThreadStorage statics = thread_storage();
+  for (const SharedVariable& variable : shared_variables_of(launch_->kernel))
+    std::fill(statics.begin + variable.begin, statics.begin + variable.end, 0xff);
+  if (observed) observer->begin_block(number);
+
+  const int warp_count = int(warps.size());
+  for (int left = threads; left > 0;) {
+    bool progress = false;
+    for (int i = 0; i < warp_count; ++i) {
+      progress |= run_warp(options().order == Order::forward ? i : warp_count - 1 - i, left);
+      if (aborted_) return;
+    }
+    if (!progress) {
+      note_deadlock();
+      aborted_ = true;
+      return;
+    }
+  }
+}
+
+// Lets a warp run on as long as any of its lanes can. Returns whether one could.
+bool BlockRunner::run_warp(int warp, int& left) {
+  const int lanes = lanes_in(warp);
+  const bool forward = options().order == Order::forward;
+  bool progress = false;
+  for (bool again = true; again;) {
+    again = false;
+    for (int i = 0; i < lanes; ++i) {
+      Fiber& fiber = fibers[warp * kWarpSize + (forward ? i : lanes - 1 - i)];
+      if (!fiber.ready()) continue;
+      resume(fiber);
+      if (aborted_) return true;
+      left -= fiber.done;
+      progress = again = true;
+    }
+  }
+  return progress;
+}
+
+// ---- Meetings
+
+bool BlockRunner::meet(Meeting& meeting, int expected, int slot, void* mine, Act act, unsigned mask, const char* what,
+                       const void* code, bool orders_memory) {
+  if (meeting.arrived == 0) {
+    meeting.what = what;
+    meeting.code = code;
+    meeting.expected = expected;
+    meeting.brought.resize(std::max(expected, kWarpSize));
+    meeting.members.clear();
+  } else if (meeting.what != what || meeting.expected != expected) {
+    fail(Kind::divergence, code,
+         {{std::string(what) + " while " + describe_thread(meeting.members[0]) + " is in " + meeting.what + " at ",
+           meeting.code}});
+  }
+  meeting.brought[slot] = mine;
+  meeting.members.push_back(running->id);
+  if (++meeting.arrived < expected) {
+    wait_while(&meeting.generation, meeting.generation, what, code);
+    return false;
+  }
+  if (act) act(meeting, mask);
+  if (observed) observer->met(meeting.members, orders_memory);
+  meeting.arrived = 0;
+  ++meeting.generation;
+  return true;
+}
+
+// ---- What goes wrong
+
+int BlockRunner::lanes_in(int warp) const { return std::min(kWarpSize, threads - warp * kWarpSize); }
+
+std::string BlockRunner::describe_thread(int id) const {
+  const uint3 t = fibers[id].thread;
+  return "thread (" + std::to_string(t.x) + "," + std::to_string(t.y) + "," + std::to_string(t.z) + ")";
+}
+
+std::string BlockRunner::who() const {
+  std::string text = "block (" + std::to_string(block.x) + "," + std::to_string(block.y) + "," + std::to_string(block.z) + ")";
+  return running ? text + " " + describe_thread(running->id) : text;
+}
+
+void BlockRunner::fail(Kind kind, const void* code, Text text) {
+  add_note({kind, code, who(), std::move(text)});
+  aborted_ = true;
+  stop_grid();
+  yield();  // for good
+  __builtin_unreachable();
+}
+
+// No thread can go on: says where each one waits, neighbours in one line.
+void BlockRunner::note_deadlock() {
+  const auto alike = [](const Fiber& a, const Fiber& b) {
+    return a.done == b.done && (a.done || (a.wait_code == b.wait_code && a.wait_word == b.wait_word));
+  };
+  Text text = {{"no thread can go on:"}};
+  const Fiber* waiting = nullptr;
+  bool exited = false, waits_differ = false;
+  for (int first = 0, next; first < threads; first = next) {
+    const Fiber& fiber = fibers[first];
+    for (next = first; next < threads && alike(fiber, fibers[next]);) ++next;
+    std::string range = first > 0 ? "; " : " ";
+    range += describe_thread(first) + (next - first > 1 ? " to " + describe_thread(next - 1) : "");
+    if (fiber.done) {
+      exited = true;
+      text.push_back({range + " returned"});
+    } else {
+      if (waiting && waiting->wait_code != fiber.wait_code) waits_differ = true;
+      waiting = &fiber;
+      text.push_back({range + " in " + fiber.wait_what + " at ", fiber.wait_code});
+    }
+  }
+  const Kind kind = exited ? Kind::early_exit : waits_differ ? Kind::divergence : Kind::deadlock;
+  add_note({kind, waiting->wait_code, who(), std::move(text)});
+  stop_grid();
+}
+
+}  // namespace simt

@@ -1,0 +1,74 @@
+// The CPU executor as a device of the harness.
+#include <chrono>
+#include <fstream>
+#include <new>
+
+#include "harness/device.h"
+#include "harness/error.h"
+#include "simt/executor.h"
+
+namespace flash {
+namespace {
+
+// The memory that the system could give to programs now.
+size_t available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string word; file >> word;) {
+    size_t kilobytes;
+    if (word == "MemAvailable:" && file >> kilobytes) return kilobytes << 10;
+  }
+  return SIZE_MAX;  // not Linux: let the allocation fail
+}
+
+class CpuDevice final : public Device {
+ public:
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+  std::string name() const override {
+    const int workers = simt::worker_count();
+    return "CPU executor (" + std::to_string(workers) + (workers == 1 ? " thread)" : " threads)");
+  }
+  size_t free_bytes() const override { return available_bytes(); }
+
+  void* allocate(size_t bytes) override {
+    static_assert(kGuardBytes == simt::kGuardBytes);
+    const size_t free = free_bytes();
+    const auto refuse = [&] {
+      throw Error("out of memory: " + std::to_string(bytes) + " bytes asked for, " + std::to_string(free) + " are free");
+    };
+    if (bytes + 4 * kGuardBytes > free || bytes > SIZE_MAX - 4 * kGuardBytes) refuse();
+    try {
+      return simt::allocate(bytes);
+    } catch (const std::bad_alloc&) {
+      refuse();
+    }
+    return nullptr;
+  }
+  void release(void* memory) noexcept override { simt::free(memory); }
+  bool guards_intact(const void* memory) override { return simt::guards_intact(memory); }
+  void upload(void* to, const void* from, size_t bytes) override { simt::write(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { simt::read(to, from, bytes); }
+  void poison(void* memory, size_t bytes) override { simt::poison(memory, bytes); }
+
+  void synchronize() override {}  // a launch returns, or throws, when it is done
+
+  double time_ms(const std::function<void()>& work) override {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  void reset_traffic() override { simt::reset_counters(); }
+  std::optional<Traffic> traffic() const override {
+    const simt::Traffic& global = simt::counters().global;
+    return Traffic{global.read_bytes, global.write_bytes};
+  }
+};
+
+}  // namespace
+
+Device& cpu_device() {
+  static CpuDevice device;
+  return device;
+}
+
+}  // namespace flash

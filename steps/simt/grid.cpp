@@ -1,0 +1,200 @@
+// A launch: checks it, hands the blocks of the grid to OS threads, and sums up what they found and counted.
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "harness/error.h"
+#include "simt/block.h"
+#include "simt/findings.h"
+#include "simt/observer.h"
+#include "simt/symbols.h"
+
+namespace simt {
+namespace {
+
+// OS threads that stay for the next launch, each with a block runner whose stacks stay mapped and warm.
+class WorkerPool {
+ public:
+  ~WorkerPool() {
+    {
+      std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Runs `work` on `count` threads at once and waits for all of them.
+  void run(int count, const std::function<void(BlockRunner&)>& work) {
+    while (int(threads_.size()) < count) {
+      runners_.push_back(std::make_unique<BlockRunner>());
+      threads_.emplace_back([this, index = int(threads_.size()), round = round_] { live(index, round); });
+    }
+    std::unique_lock lock(mutex_);
+    work_ = &work;
+    wanted_ = count;
+    busy_ = count;
+    ++round_;
+    wake_.notify_all();
+    done_.wait(lock, [&] { return busy_ == 0; });
+  }
+
+  const std::vector<std::unique_ptr<BlockRunner>>& runners() const { return runners_; }
+
+ private:
+  void live(int index, uint64_t seen_round) {
+    BlockRunner& runner = *runners_[index];
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return ending_ || round_ != seen_round; });
+      if (ending_) return;
+      seen_round = round_;
+      if (index >= wanted_) continue;
+      lock.unlock();
+      (*work_)(runner);
+      lock.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::unique_ptr<BlockRunner>> runners_;
+  std::vector<std::thread> threads_;
+  const std::function<void(BlockRunner&)>* work_ = nullptr;
+  uint64_t round_ = 0;
+  int wanted_ = 0, busy_ = 0;
+  bool ending_ = false;
+};
+
+WorkerPool& pool() {
+  static WorkerPool pool;
+  return pool;
+}
+
+Options the_options;
+Counters total;
+std::map<std::string, Counters> by_kernel;
+
+std::string shape(dim3 size) {
+  return "(" + std::to_string(size.x) + "," + std::to_string(size.y) + "," + std::to_string(size.z) + ")";
+}
+
+// Throws flash::Error when no GPU could run this.
+void check_launch(const Launch& launch) {
+  const std::string name = "launch of " + kernel_name(launch.kernel) + ": ";
+  const dim3 grid = launch.grid, block = launch.block;
+  if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+    throw flash::Error(name + "grid " + shape(grid) + "; at most (2147483647,65535,65535)");
+  const uint64_t threads = uint64_t(block.x) * block.y * block.z;
+  if (threads == 0 || threads > kMaxThreads || block.x > 1024 || block.y > 1024 || block.z > 64)
+    throw flash::Error(name + "block " + shape(block) + " of " + std::to_string(threads) +
+                       " threads; from 1 to 1024, and no axis above (1024,1024,64)");
+  size_t statics = 0;
+  for (const SharedVariable& variable : shared_variables_of(launch.kernel)) statics += variable.end - variable.begin;
+  if (statics > 48 << 10)
+    throw flash::Error(name + std::to_string(statics) + " bytes of __shared__ variables; at most 49152, more only as " +
+                       "dynamic_shared");
+  if (statics + launch.smem_bytes > kMaxSharedBytes)
+    throw flash::Error(name + std::to_string(statics + launch.smem_bytes) + " bytes of shared memory; at most " +
+                       std::to_string(kMaxSharedBytes) + " (227 KB)");
+}
+
+// Makes all shadows ready for observed code.
+void begin_observation(uint64_t blocks) {
+  const bool anew = number_blocks(blocks);
+  for_each_device_region([](Region& region) { region.observe(); });
+  if (!anew) return;
+  for_each_device_region([](Region& region) { region.forget_accesses(); });
+  for (const auto& runner : pool().runners())
+    if (runner->observer) runner->observer->forget_accesses();
+}
+
+}  // namespace
+
+Options& options() { return the_options; }
+
+int worker_count() {
+  if (the_options.workers > 0) return the_options.workers;
+  return std::max(1, int(std::thread::hardware_concurrency()));
+}
+
+void run_grid(const Launch& launch) {
+  check_launch(launch);
+  const uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
+  if (launch.observed) {
+    begin_observation(blocks);
+  } else {  // whatever memory this writes, nobody will have seen it
+    for_each_device_region([](Region& region) { region.checks_writing = false; });
+  }
+  begin_findings(launch.kernel);
+
+  std::atomic<uint64_t> next_block = 0;
+  std::mutex counting;
+  Counters of_launch;
+  of_launch.launches = 1;
+  pool().run(int(std::min<uint64_t>(blocks, uint64_t(worker_count()))), [&](BlockRunner& runner) {
+    runner.begin(launch);
+    for (uint64_t number; !enough_found() && (number = next_block++) < blocks;) {
+      const unsigned x = unsigned(number % launch.grid.x);
+      const unsigned y = unsigned(number / launch.grid.x % launch.grid.y);
+      const unsigned z = unsigned(number / launch.grid.x / launch.grid.y);
+      runner.run_block({x, y, z}, number);
+    }
+    if (!launch.observed) return;
+    std::lock_guard lock(counting);
+    runner.observer->end_launch(of_launch);
+    of_launch.block_barriers += runner.counts.block_barriers;
+    of_launch.warp_barriers += runner.counts.warp_barriers;
+    of_launch.shuffles += runner.counts.shuffles;
+    of_launch.votes += runner.counts.votes;
+    of_launch.atomics += runner.counts.atomics;
+  });
+  if (launch.observed) {
+    total += of_launch;
+    by_kernel[kernel_name(launch.kernel)] += of_launch;
+  }
+  report_findings();
+}
+
+const Counters& counters() { return total; }
+const std::map<std::string, Counters>& counters_by_kernel() { return by_kernel; }
+void reset_counters() {
+  total = {};
+  by_kernel.clear();
+}
+
+Traffic& Traffic::operator+=(const Traffic& other) {
+  read_bytes += other.read_bytes;
+  write_bytes += other.write_bytes;
+  requests += other.requests;
+  transactions += other.transactions;
+  ideal_transactions += other.ideal_transactions;
+  return *this;
+}
+
+Counters& Counters::operator+=(const Counters& other) {
+  launches += other.launches;
+  global += other.global;
+  shared += other.shared;
+  block_barriers += other.block_barriers;
+  warp_barriers += other.warp_barriers;
+  shuffles += other.shuffles;
+  votes += other.votes;
+  atomics += other.atomics;
+  for (const SiteTraffic& site : other.sites) {
+    const auto same = [&](const SiteTraffic& s) { return s.code == site.code && s.shared == site.shared; };
+    const auto known = std::find_if(sites.begin(), sites.end(), same);
+    if (known != sites.end()) {
+      known->traffic += site.traffic;
+    } else {
+      sites.push_back(site);
+    }
+  }
+  return *this;
+}
+
+}  // namespace simt

@@ -1,0 +1,164 @@
+// Device memory, and the shadow that the observer keeps of it.
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+
+#include "simt/executor.h"
+#include "simt/shadow.h"
+
+namespace simt {
+
+void* reserve_zeros(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return memory;
+}
+
+void release_zeros(void* memory, size_t bytes) { munmap(memory, bytes); }
+
+// ---- The shadow
+
+Region::Region(Space space, uintptr_t begin, size_t bytes, std::string name)
+    : space(space),
+      begin(begin),
+      bytes(bytes),
+      name(std::move(name)),
+      base_(begin & ~uintptr_t(3)),
+      capacity_(bytes + 16),
+      written_(static_cast<uint8_t*>(reserve_zeros(capacity_))) {}
+
+Region::~Region() {
+  release_zeros(written_, capacity_);
+  if (words_) release_zeros(words_, capacity_ / 4 * sizeof(Cell));
+  if (has_byte_cells()) release_zeros(bytes_, capacity_ * sizeof(Cell));
+}
+
+void Region::observe() {
+  if (!words_) words_ = static_cast<Cell*>(reserve_zeros(capacity_ / 4 * sizeof(Cell)));
+}
+
+void Region::observe_bytes() {
+  static std::mutex one_at_a_time;  // two workers may want them
+  std::lock_guard lock(one_at_a_time);
+  if (!has_byte_cells()) bytes_ = static_cast<Cell*>(reserve_zeros(capacity_ * sizeof(Cell)));
+}
+
+void Region::forget_accesses() {
+  // The system puts zeros in the place of pages given back.
+  if (words_) madvise(words_, capacity_ / 4 * sizeof(Cell), MADV_DONTNEED);
+  if (has_byte_cells()) madvise(bytes_, capacity_ * sizeof(Cell), MADV_DONTNEED);
+}
+
+void Region::mark_written(uintptr_t address, size_t size, bool is_written) {
+  std::memset(written(address), is_written, size);
+}
+
+// ---- Arrays in device memory
+
+namespace {
+
+constexpr size_t kAlignment = 1024;
+constexpr unsigned char kGuardPattern = 0xa5;
+
+// By the address after the last byte.
+std::map<uintptr_t, std::unique_ptr<Region>> arrays;
+
+Region& array_of(const void* memory, size_t bytes, const char* what) {
+  Region* array = device_region_at(uintptr_t(memory));
+  // An array of no bytes contains no address.
+  if (!array)
+    if (const auto it = arrays.find(uintptr_t(memory)); it != arrays.end()) array = it->second.get();
+  if (!array || uintptr_t(memory) + bytes > array->begin + array->bytes)
+    throw std::out_of_range(std::string(what) + ": not inside one array of device memory");
+  return *array;
+}
+
+unsigned char* front_guard(const Region& array) { return reinterpret_cast<unsigned char*>(array.begin) - kGuardBytes; }
+
+// Behind the array the guard fills up to a multiple of the alignment.
+size_t back_guard_bytes(size_t bytes) { return kGuardBytes + (kAlignment - bytes % kAlignment) % kAlignment; }
+
+bool holds_pattern(const unsigned char* guard, size_t bytes) {
+  return guard[0] == kGuardPattern && std::memcmp(guard, guard + 1, bytes - 1) == 0;
+}
+
+}  // namespace
+
+Region* device_region_at(uintptr_t address) {
+  const auto it = arrays.upper_bound(address);
+  return it != arrays.end() && it->second->contains(address, 1) ? it->second.get() : nullptr;
+}
+
+Region* device_region_near(uintptr_t address) {
+  const auto next = arrays.lower_bound(address);
+  if (next != arrays.end() && address + kGuardBytes >= next->second->begin) return next->second.get();
+  if (next == arrays.begin()) return nullptr;
+  const auto before = std::prev(next);
+  return address < before->first + kGuardBytes ? before->second.get() : nullptr;
+}
+
+void for_each_device_region(void (*visit)(Region&)) {
+  for (auto& [end, array] : arrays) visit(*array);
+}
+
+void* allocate(size_t bytes) {
+  const size_t all = kGuardBytes + bytes + back_guard_bytes(bytes);
+  auto* memory = static_cast<unsigned char*>(std::aligned_alloc(kAlignment, all));
+  if (!memory) throw std::bad_alloc();
+  auto* begin = memory + kGuardBytes;
+  std::memset(memory, kGuardPattern, kGuardBytes);
+  std::memset(begin, 0xff, bytes);
+  std::memset(begin + bytes, kGuardPattern, back_guard_bytes(bytes));
+  auto array = std::make_unique<Region>(Space::global, uintptr_t(begin), bytes, "");
+  arrays[uintptr_t(begin) + bytes] = std::move(array);
+  return begin;
+}
+
+void free(void* memory) noexcept {
+  for (auto it = arrays.lower_bound(uintptr_t(memory)); it != arrays.end(); ++it) {
+    if (it->second->begin != uintptr_t(memory)) continue;
+    std::free(front_guard(*it->second));
+    arrays.erase(it);
+    return;
+  }
+}
+
+void write(void* to, const void* from, size_t bytes) {
+  Region& array = array_of(to, bytes, "write");
+  if (bytes == 0) return;
+  std::memcpy(to, from, bytes);
+  array.mark_written(uintptr_t(to), bytes, true);
+}
+
+void read(void* to, const void* from, size_t bytes) {
+  array_of(from, bytes, "read");
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void poison(void* memory, size_t bytes) {
+  Region& array = array_of(memory, bytes, "poison");
+  std::memset(memory, 0xff, bytes);
+  array.mark_written(uintptr_t(memory), bytes, false);
+  if (bytes == array.bytes) array.checks_writing = true;
+}
+
+bool guards_intact(const void* memory) {
+  const Region& array = array_of(memory, 0, "guards_intact");
+  return holds_pattern(front_guard(array), kGuardBytes) &&
+         holds_pattern(reinterpret_cast<const unsigned char*>(array.begin) + array.bytes, back_guard_bytes(array.bytes));
+}
+
+size_t pending_shadow_bytes() {
+  size_t bytes = 0;
+  for (const auto& [end, array] : arrays)
+    if (!array->is_observed()) bytes += array->bytes * (1 + sizeof(Cell) / 4);
+  return bytes;
+}
+
+}  // namespace simt

@@ -1,0 +1,96 @@
+// What the observer knows of each word of memory: whether it was written, and by whom it was last written and read.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace simt {
+
+// A past access, packed into a word: which block, at which of its thread's moments, which thread, at which place in the
+// code. Blocks are numbered over all launches, a thread's moments are counted by the barriers that it has passed, so a
+// later moment of a block is a greater number. Zero: no access.
+class Moment {
+ public:
+  static constexpr int kThreadBits = 10, kClockBits = 20, kBlockBits = 20, kSiteBits = 12;
+  static constexpr int kSiteShift = 2, kThreadShift = kSiteShift + kSiteBits, kClockShift = kThreadShift + kThreadBits;
+  static constexpr int kBlockShift = kClockShift + kClockBits;
+  static constexpr uint64_t kFlag = 1;  // of a write: it was atomic. Of a read: others read too, unordered with this one
+
+  explicit Moment(uint64_t bits) : bits_(bits) {}
+  // Without place and flag: what all accesses of a thread between two barriers have in common.
+  static uint64_t stamp(uint64_t block, uint64_t clock, uint64_t thread) {
+    return block << kBlockShift | clock << kClockShift | thread << kThreadShift;
+  }
+
+  uint64_t bits() const { return bits_; }
+  unsigned block() const { return unsigned(bits_ >> kBlockShift); }
+  unsigned clock() const { return unsigned(bits_ >> kClockShift) & ((1u << kClockBits) - 1); }
+  unsigned thread() const { return unsigned(bits_ >> kThreadShift) & ((1u << kThreadBits) - 1); }
+  unsigned site() const { return unsigned(bits_ >> kSiteShift) & ((1u << kSiteBits) - 1); }
+  bool flag() const { return bits_ & kFlag; }
+
+ private:
+  uint64_t bits_;
+};
+
+// The last write of a word and the last read since then. Workers may look at one at the same time.
+struct Cell {
+  std::atomic<uint64_t> write, read;
+};
+
+enum class Space { global, shared, constant };
+
+// A piece of memory that kernels may touch: an array in device memory, a shared variable, a block's dynamic shared
+// memory. What is known about it takes as much memory as it has, four times that once it is observed, and more when
+// single bytes or halves are accessed; all of it costs nothing until it is touched.
+class Region {
+ public:
+  Region(Space space, uintptr_t begin, size_t bytes, std::string name);
+  ~Region();
+  Region(const Region&) = delete;
+
+  bool contains(uintptr_t address, size_t size) const {
+    return address - begin < bytes && size <= bytes - (address - begin);
+  }
+  // One byte for each, which is 1 once that one is written.
+  uint8_t* written(uintptr_t address) { return written_ + (address - begin); }
+  // One cell for each aligned 4 bytes.
+  Cell* words(uintptr_t address) { return words_ + (address - base_) / 4; }
+  // One cell for each byte, made when something smaller than a word is accessed for the first time.
+  Cell* byte_cells(uintptr_t address) { return bytes_.load(std::memory_order_relaxed) + (address - base_); }
+  bool has_byte_cells() const { return bytes_.load(std::memory_order_relaxed) != nullptr; }
+
+  bool is_observed() const { return words_ != nullptr; }
+  void observe();            // makes the cells for words
+  void observe_bytes();      // makes the cells for bytes
+  void forget_accesses();    // as if nobody had accessed it
+  void mark_written(uintptr_t address, size_t size, bool is_written);
+
+  const Space space;
+  const uintptr_t begin;
+  size_t bytes;
+  const std::string name;       // of a shared variable
+  bool checks_writing = true;   // false when somebody unobserved may have written here
+
+ private:
+  const uintptr_t base_;     // begin, rounded down to a word
+  const size_t capacity_;    // of the shadow, in bytes of memory
+  uint8_t* written_ = nullptr;
+  Cell* words_ = nullptr;
+  std::atomic<Cell*> bytes_ = nullptr;
+};
+
+// The array in device memory that contains this address; null if there is none. The array nearest to it, if one is
+// within a guard zone's distance.
+Region* device_region_at(uintptr_t address);
+Region* device_region_near(uintptr_t address);
+
+// Calls `visit` for each array in device memory.
+void for_each_device_region(void (*visit)(Region&));
+
+// Memory from the system that reads as zero and costs nothing until it is touched.
+void* reserve_zeros(size_t bytes);
+void release_zeros(void* memory, size_t bytes);
+
+}  // namespace simt

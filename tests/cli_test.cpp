@@ -1,0 +1,390 @@
+// The built command, driven as a user drives it: exit codes, what is printed where, and what bad input is told.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/npy.h"
+#include "golden.h"
+#include "reference_cpu/error_rule.h"
+
+TEST_SUITE_BEGIN("cli");
+
+namespace {
+using namespace flash;
+namespace fs = std::filesystem;
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// A folder of the test's own, removed at its end.
+struct Folder {
+  fs::path path;
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "flashsteps_XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path = name;
+  }
+  ~Folder() { fs::remove_all(path); }
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+struct Ran {
+  int code;
+  std::string out, err;
+};
+
+// Runs `flashsteps` with these arguments, as a shell takes them apart.
+Ran flashsteps(const std::string& arguments) {
+  const Folder folder;
+  const std::string line = std::string("'") + FLASHSTEPS_COMMAND + "' " + arguments + " >'" + (folder / "out") +
+                           "' 2>'" + (folder / "err") + "' </dev/null";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Refused: exit code 2, one line on stderr with these words in it, nothing on stdout.
+void expect_refused(const std::string& arguments, const std::vector<std::string>& words) {
+  INFO("flashsteps " << arguments);
+  const Ran ran = flashsteps(arguments);
+  CHECK(ran.code == 2);
+  CHECK(ran.out == "");
+  INFO(ran.err);
+  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == 1);
+  for (const std::string& word : words) CHECK_MESSAGE(contains(ran.err, word), word);
+}
+
+// A .npy file with this header dictionary and data, whatever they are.
+std::string npy(const std::string& dictionary, const std::string& data, char version = 1) {
+  std::string header = dictionary + "\n";
+  std::string bytes = "\x93NUMPY";
+  bytes += version;
+  bytes += '\0';
+  for (int i = 0; i < (version == 1 ? 2 : 4); i++) bytes += char(header.size() >> 8 * i & 0xff);
+  return bytes + header + data;
+}
+std::string dictionary(const std::string& type, const std::string& fortran, const std::string& shape) {
+  return "{'descr': '" + type + "', 'fortran_order': " + fortran + ", 'shape': " + shape + ", }";
+}
+template <class T>
+std::string raw(const std::vector<double>& values) {
+  std::string bytes;
+  for (double v : values) {
+    const T x = T(v);
+    bytes.append(reinterpret_cast<const char*>(&x), sizeof x);
+  }
+  return bytes;
+}
+void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+// The golden case's inputs as files in the folder.
+void write_inputs(const Folder& folder, const Problem& p, const reference::Inputs& inputs) {
+  const auto shape = [&](int H, int N) {
+    return "(" + std::to_string(p.B) + ", " + std::to_string(H) + ", " + std::to_string(N) + ", " +
+           std::to_string(p.D) + ")";
+  };
+  const std::string q = dictionary("<f4", "False", shape(p.Hq, p.Nq)),
+                    k = dictionary("<f4", "False", shape(p.Hkv, p.Nk));
+  write(folder / "q.npy", npy(q, raw<float>(inputs.Q)));
+  write(folder / "k.npy", npy(k, raw<float>(inputs.K)));
+  write(folder / "v.npy", npy(k, raw<float>(inputs.V)));
+  write(folder / "do.npy", npy(q, raw<float>(inputs.dO)));
+}
+std::string inputs_of(const Folder& folder) {
+  return " --q '" + (folder / "q.npy") + "' --k '" + (folder / "k.npy") + "' --v '" + (folder / "v.npy") + "' ";
+}
+
+// The float32 numbers of a file that was written row-major with 64-byte alignment.
+std::vector<double> numbers_in(const std::string& path) {
+  const std::string bytes = contents(path);
+  REQUIRE(bytes.size() > 10);
+  const size_t begin = 10 + size_t(uint8_t(bytes[8])) + 256 * size_t(uint8_t(bytes[9]));
+  CHECK(begin % 64 == 0);
+  std::vector<double> values((bytes.size() - begin) / 4);
+  for (size_t i = 0; i < values.size(); i++) {
+    float x;
+    std::memcpy(&x, bytes.data() + begin + 4 * i, 4);
+    values[i] = x;
+  }
+  return values;
+}
+
+// Some small valid inputs.
+struct Small {
+  Folder folder;
+  Problem p;
+  Small() {
+    p.B = 1, p.Hq = p.Hkv = 2, p.Nq = 3, p.Nk = 4, p.D = 8;
+    write_inputs(folder, p, inputs());
+  }
+  reference::Inputs inputs() const {
+    reference::Inputs in;
+    for (size_t i = 0; i < p.q_elements(); i++)
+      in.Q.push_back(std::sin(double(i))), in.dO.push_back(std::cos(double(i)));
+    for (size_t i = 0; i < p.kv_elements(); i++) in.K.push_back(std::sin(2.0 * double(i))), in.V.push_back(double(i));
+    return in;
+  }
+  std::string run() const { return "run 02 --device cpu" + inputs_of(folder) + "--out '" + (folder / "out") + "' "; }
+};
+
+}  // namespace
+
+TEST_CASE("the tour, also without a subcommand, shows every chapter right and ends with 0") {
+  for (const char* arguments : {"--help", "tour --device cpu"}) {
+    const Ran ran = flashsteps(arguments);
+    CHECK(ran.code == 0);
+  }
+  const Ran ran = flashsteps("tour --device cpu --format json");
+  CHECK(ran.code == 0);
+  const auto rows = nlohmann::json::parse(ran.out);
+  REQUIRE(rows.size() >= 4);
+  CHECK(rows[0]["step"] == "01_cpu_attention/attention");
+  for (const auto& row : rows) {
+    CHECK(row["ok"] == true);
+    CHECK(row["error"].get<double>() <= row["allowed"].get<double>());
+  }
+  CHECK(flashsteps("").code == 0);
+}
+
+TEST_CASE("list: an object for each step, with the fields of the design") {
+  const Ran ran = flashsteps("list --format json");
+  CHECK(ran.code == 0);
+  const auto steps = nlohmann::json::parse(ran.out);
+  for (const auto& step : steps) {
+    for (const char* field :
+         {"id", "idea", "dtypes", "head_dims", "passes", "causal", "dropout", "kv_heads", "min_sm", "devices"})
+      CHECK_MESSAGE(step.contains(field), field);
+    CHECK(step["head_dims"][0].is_number_integer());
+  }
+  CHECK(contains(flashsteps("list").out, "02_naive_gpu/forward"));
+  CHECK(contains(flashsteps("list 02 --format csv").out, "id,idea,dtypes,head_dims,passes"));
+  CHECK(!contains(flashsteps("list 02 --format csv").out, "01_cpu"));
+}
+
+TEST_CASE("check: 0 when all pass, rows for programs, a given shape or the grid") {
+  const Ran table = flashsteps("check 02 --device cpu --seq 20 --causal");
+  CHECK(table.code == 0);
+  CHECK(contains(table.out, "02_naive_gpu/forward"));
+  CHECK(contains(table.out, "ok"));
+  const Ran json = flashsteps("check 02/forward --device cpu --seq 20 --seq-k 9 --head-dim 32 --format json");
+  CHECK(json.code == 0);
+  const auto rows = nlohmann::json::parse(json.out);
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0]["seq_k"] == 9);
+  CHECK(rows[0]["output"] == "LSE");
+  CHECK(rows[1]["ok"] == true);
+  CHECK(flashsteps("check 01 --format csv --dtype fp64").code == 0);
+  CHECK(flashsteps("check 02 --device cpu --seq 30 --dropout 0.2 --seed 5 --no-observe").code == 0);
+  CHECK(flashsteps("check 02 --device cpu --seq 300 --sample 20").code == 0);
+  CHECK(flashsteps("check 02 --device cpu --seq 0").code == 0);
+}
+
+TEST_CASE("every bad option is refused in a line that says what is allowed") {
+  expect_refused("fly", {"fly"});
+  expect_refused("check 77", {"there is no step '77'", "01_cpu_attention/attention"});
+  expect_refused("check --seq -3", {"--seq", "at least 0"});
+  expect_refused("check --seq many", {"--seq"});
+  expect_refused("check --seq 99999999999", {"--seq"});
+  expect_refused("check --batch -1", {"--batch"});
+  expect_refused("check --heads 3 --kv-heads 2", {"--kv-heads", "does not divide"});
+  expect_refused("check --heads 0 --kv-heads 2", {"--kv-heads"});
+  expect_refused("check --head-dim 0", {"--head-dim"});
+  expect_refused("check 02 --head-dim 512", {"02_naive_gpu", "head dim 512", "1-256"});
+  expect_refused("check 02 --dtype bf16", {"bf16", "supported: fp32"});
+  expect_refused("check --dtype fp12", {"--dtype", "fp64, fp32, fp16, bf16, e4m3"});
+  expect_refused("check --scale nan", {"--scale"});
+  expect_refused("check --dropout 1", {"--dropout", "less than 1"});
+  expect_refused("check 01 --dropout 0.1 --seq 9", {"01_cpu_attention/attention", "dropout"});
+  expect_refused("check 01 02 --dropout 0.1 --seq 9", {"01_cpu_attention/attention", "dropout"});
+  expect_refused("check 02 --heads 4 --kv-heads 2", {"grouped"});
+  expect_refused("check 02/forward --pass backward", {"02_naive_gpu/forward", "backward"});
+  expect_refused("check --pass sideways", {"--pass", "forward, backward, both"});
+  expect_refused("check --device abacus", {"--device", "auto, cpu, gpu"});
+  expect_refused("check --format xml", {"--format", "csv, json, table"});
+  expect_refused("check --sample -1", {"--sample"});
+  expect_refused("check --colour red", {"--colour"});
+  expect_refused("check 02 --device cpu --seq 2000000000 --head-dim 1", {"GB of host memory", "--sample"});
+  expect_refused("tour check", {"check"});
+  expect_refused("list 9", {"9"});
+  expect_refused("run", {"STEP"});
+  expect_refused("run 02", {"--q"});
+}
+
+TEST_CASE("without a GPU, what needs one says so and offers the CPU") {
+  const Ran ran = flashsteps("check 02 --device gpu --seq 9");
+  if (ran.code == 0) return;  // there is one here
+  CHECK(ran.code == 2);
+  CHECK(contains(ran.err, "--device cpu"));
+  expect_refused("bench 02", {"--device cpu"});
+  expect_refused("check 01 --device gpu", {});
+}
+
+TEST_CASE("run: golden inputs give PyTorch's values, forward and backward") {
+  for (const auto& golden : testing::read_golden(FLASHSTEPS_TEST_DATA "/golden.csv")) {
+    INFO(golden.name);
+    const Folder folder;
+    const Problem& p = golden.problem;
+    const reference::Inputs inputs = testing::golden_inputs(golden);
+    write_inputs(folder, p, inputs);
+    char scale[40];
+    std::snprintf(scale, sizeof scale, " --scale %.17g", p.scale);
+    const Ran ran = flashsteps("run 02 --device cpu" + inputs_of(folder) + "--grad-out '" + (folder / "do.npy") +
+                               "' --out '" + (folder / "out") + "'" + (p.causal ? " --causal" : "") + scale);
+    INFO(ran.err);
+    REQUIRE(ran.code == 0);
+    const reference::Oracle oracle(p, inputs);
+    const auto read = [&](const char* name) { return numbers_in(folder / (std::string("out/") + name)); };
+    const auto O = read("o.npy"), LSE = read("lse.npy"), dQ = read("dq.npy"), dK = read("dk.npy"), dV = read("dv.npy");
+    const std::map<std::string, std::pair<std::vector<double>, reference::Verdict>> results = {
+        {"O", {O, oracle.judge_O(O)}},
+        {"LSE", {LSE, oracle.judge_LSE(LSE)}},
+        {"dQ", {dQ, oracle.judge_dQ(dQ)}},
+        {"dK", {dK, oracle.judge_dK(dK)}},
+        {"dV", {dV, oracle.judge_dV(dV)}}};
+    for (const auto& [name, result] : results) CHECK_MESSAGE(result.second.pass, name << ": " << result.second.reason);
+    for (const testing::GoldenValue& value : golden.values) {
+      if (value.kind != "at") continue;
+      const auto& [tensor, verdict] = results.at(value.tensor);
+      INFO(value.tensor << "[" << value.index << "]");
+      if (std::isfinite(value.value))
+        CHECK(std::fabs(tensor[value.index] - value.value) <= verdict.max_allowed);
+      else
+        CHECK(tensor[value.index] == value.value);
+    }
+  }
+}
+
+TEST_CASE("run: float64, big-endian and Fortran-ordered files, and later format versions, give the same result") {
+  const Small small;
+  REQUIRE(flashsteps(small.run()).code == 0);
+  const std::string expected = contents(small.folder / "out/o.npy");
+  const reference::Inputs in = small.inputs();
+  std::vector<double> q;
+  for (double x : in.Q) q.push_back(double(float(x)));
+  const std::string shape = "(1, 2, 3, 8)";
+
+  SUBCASE("float64") { write(small.folder / "q.npy", npy(dictionary("<f8", "False", shape), raw<double>(q))); }
+  SUBCASE("big-endian") {
+    std::string data = raw<float>(q);
+    for (size_t i = 0; i < data.size(); i += 4) std::reverse(data.begin() + long(i), data.begin() + long(i) + 4);
+    write(small.folder / "q.npy", npy(dictionary(">f4", "False", shape), data));
+  }
+  SUBCASE("Fortran order") {
+    std::vector<double> turned(q.size());
+    size_t i = 0;
+    for (size_t h = 0; h < 2; h++)
+      for (size_t n = 0; n < 3; n++)
+        for (size_t d = 0; d < 8; d++) turned[h + 2 * (n + 3 * d)] = q[i++];
+    write(small.folder / "q.npy", npy(dictionary("<f4", "True", shape), raw<float>(turned)));
+  }
+  SUBCASE("version 2") { write(small.folder / "q.npy", npy(dictionary("<f4", "False", shape), raw<float>(q), 2)); }
+  fs::remove_all(small.folder.path / "out");
+  const Ran ran = flashsteps(small.run());
+  INFO(ran.err);
+  CHECK(ran.code == 0);
+  CHECK(contents(small.folder / "out/o.npy") == expected);
+}
+
+TEST_CASE("run: files that cannot be used are refused by name, and nothing is written") {
+  const Small small;
+  const std::string q = small.folder / "q.npy";
+  const std::string good = contents(q);
+  const std::string data = good.substr(good.size() - 192);
+  const auto refused = [&](const std::string& bytes, const std::vector<std::string>& words) {
+    write(q, bytes);
+    std::vector<std::string> all = words;
+    all.push_back("q.npy");
+    expect_refused(small.run(), all);
+    CHECK(!fs::exists(small.folder.path / "out"));
+  };
+  refused(good.substr(0, good.size() - 1), {"191 bytes of data", "promises 192"});
+  refused(good + "x", {"193 bytes"});
+  refused(good.substr(0, 40), {"cut off"});
+  refused(good.substr(0, 8), {"no .npy file"});
+  refused("", {"no .npy file"});
+  refused("hello, world: this is text", {"no .npy file"});
+  refused(npy(dictionary("<f2", "False", "(1, 2, 3, 16)"), data), {"<f2", "float32"});
+  refused(npy(dictionary("<i4", "False", "(1, 2, 3, 8)"), data), {"<i4"});
+  refused(npy(dictionary("<c8", "False", "(1, 2, 3, 4)"), data), {"<c8"});
+  refused(npy(dictionary("<f4", "False", "(2, 3, 8)"), data), {"3 dimensions", "4 are needed"});
+  refused(npy(dictionary("<f4", "False", "()"), data), {"0 dimensions"});
+  refused(npy(dictionary("<f4", "False", "(1, 2, 99999999999, 99999999999)"), data), {"shape"});
+  refused(npy(dictionary("<f4", "False", "(1, 2, -3, 8)"), data), {"header"});
+  refused(npy("{'descr': '<f4'}", data), {"header"});
+  refused(npy("nonsense", data), {"header"});
+  refused(npy(dictionary("<f4", "False", "(1, 2, 3, 8)"), data, 9), {"version 9"});
+  fs::remove(q);
+  expect_refused(small.run(), {"q.npy", "cannot be opened"});
+}
+
+TEST_CASE("run: shapes that do not fit each other, and steps that cannot, are refused") {
+  const Small small;
+  const auto with = [&](const std::string& file, const std::string& shape, size_t count) {
+    const std::string before = contents(small.folder / file);
+    write(small.folder / file, npy(dictionary("<f4", "False", shape), std::string(count * 4, '\0')));
+    return before;
+  };
+  const std::string out = " --out '" + (small.folder / "out") + "'";
+  std::string before = with("k.npy", "(1, 2, 4, 16)", 128);
+  expect_refused(small.run(), {"--k", "[1, 2, 4, 16]"});
+  write(small.folder / "k.npy", before);
+  before = with("v.npy", "(1, 2, 5, 8)", 80);
+  expect_refused(small.run(), {"--v", "[1, 2, 5, 8]"});
+  write(small.folder / "v.npy", before);
+  expect_refused(small.run() + "--grad-out '" + (small.folder / "k.npy") + "'", {"--grad-out"});
+  expect_refused(small.run() + "--dropout 2", {"--dropout"});
+  expect_refused(small.run() + "--dtype bf16", {"bf16"});
+  expect_refused("run 0 --device cpu" + inputs_of(small.folder) + out, {"several steps", "02_naive_gpu/forward"});
+  expect_refused("run 77" + inputs_of(small.folder) + out, {"there is no step"});
+  expect_refused("run 02/backward" + inputs_of(small.folder) + out, {"02_naive_gpu/backward", "--grad-out"});
+  expect_refused("run 02/forward --grad-out '" + (small.folder / "do.npy") + "'" + inputs_of(small.folder) + out,
+                 {"02_naive_gpu/forward", "backward"});
+  CHECK(!fs::exists(small.folder.path / "out"));
+}
+
+TEST_CASE("run: a folder that cannot be written, a full disk: one line, nothing half-written") {
+  const Small small;
+  write(small.folder / "file", "");
+  expect_refused("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "file/below") + "'",
+                 {"--out", "cannot be made"});
+  if (fs::exists("/dev/full")) {
+    fs::create_directory(small.folder.path / "full");
+    fs::create_symlink("/dev/full", small.folder.path / "full/o.npy.part");
+    const Ran ran =
+        flashsteps("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "full") + "'");
+    CHECK(ran.code == 2);
+    CHECK(contains(ran.err, "o.npy"));
+    CHECK(fs::is_empty(small.folder.path / "full"));
+  }
+}
+
+TEST_CASE("run: empty tensors are answered with empty or zero results") {
+  const Small small;
+  write(small.folder / "k.npy", npy(dictionary("<f4", "False", "(1, 2, 0, 8)"), ""));
+  write(small.folder / "v.npy", npy(dictionary("<f4", "False", "(1, 2, 0, 8)"), ""));
+  CHECK(flashsteps(small.run() + "--grad-out '" + (small.folder / "do.npy") + "'").code == 0);
+  CHECK(numbers_in(small.folder / "out/o.npy") == std::vector<double>(48, 0.0));
+  CHECK(numbers_in(small.folder / "out/lse.npy") == std::vector<double>(6, -INFINITY));
+  CHECK(numbers_in(small.folder / "out/dk.npy").empty());
+  CHECK(numbers_in(small.folder / "out/dq.npy") == std::vector<double>(48, 0.0));
+}
+
+TEST_CASE("output that cannot be written is an error, not a success") {
+  if (!fs::exists("/dev/full")) return;
+  const int status = std::system((std::string("'") + FLASHSTEPS_COMMAND + "' list >/dev/full 2>/dev/null").c_str());
+  CHECK(WEXITSTATUS(status) == 2);
+}
+
+TEST_SUITE_END();

@@ -1,0 +1,336 @@
+// The error rule: passes what is right to rounding, and nothing else.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "harness/error.h"
+#include "random_inputs.h"
+#include "reference_cpu/error_rule.h"
+#include "reference_cpu/round.h"
+
+namespace flash::reference {
+namespace {
+
+using testing::random_inputs;
+using testing::random_numbers;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+Problem small_problem(DType dtype, int N = 96, int D = 32) {
+  Problem problem;
+  problem.B = 1;
+  problem.Hq = 2;
+  problem.Hkv = 2;
+  problem.Nq = problem.Nk = N;
+  problem.D = D;
+  problem.scale = 1 / std::sqrt(double(D));
+  problem.causal = true;
+  problem.dtype = dtype;
+  return problem;
+}
+
+// Inputs that the problem's dtype can hold.
+Inputs inputs_for(const Problem& problem, uint64_t seed, double gain = 1) {
+  Inputs inputs = random_inputs(problem, seed, gain);
+  for (auto* tensor : {&inputs.Q, &inputs.K, &inputs.V, &inputs.dO}) {
+    for (double& x : *tensor) x = rounded_to(problem.dtype, x);
+  }
+  return inputs;
+}
+
+// Attention as plain loops in Scalar, all sums from the last term to the first, outputs rounded to the dtype: correct,
+// and as different from the oracle's code as can be. One key/value head for every query head, no dropout.
+struct Plain {
+  std::vector<double> O, LSE, dQ, dK, dV;
+};
+template <class Scalar>
+Plain plain_attention(const Problem& problem, const Inputs& inputs) {
+  const int N = problem.Nq, M = problem.Nk, D = problem.D;
+  Plain results;
+  for (size_t h = 0; h < problem.query_heads(); ++h) {
+    const auto Q = [&](int i, int e) { return Scalar(inputs.Q[(h * N + i) * D + e]); };
+    const auto K = [&](int j, int e) { return Scalar(inputs.K[(h * M + j) * D + e]); };
+    const auto V = [&](int j, int e) { return Scalar(inputs.V[(h * M + j) * D + e]); };
+    const auto dO = [&](int i, int e) { return Scalar(inputs.dO[(h * N + i) * D + e]); };
+    std::vector<Scalar> dQ(N * D), dK(M * D), dV(M * D);
+    for (int i = 0; i < N; ++i) {
+      const int seen = problem.causal ? std::max(0, i + 1 + M - N) : M;
+      std::vector<Scalar> P(seen), dP(seen), O(D);
+      Scalar m = -std::numeric_limits<Scalar>::infinity(), l = 0, delta = 0;
+      for (int j = seen - 1; j >= 0; --j) {
+        for (int e = D - 1; e >= 0; --e) P[j] += Q(i, e) * K(j, e), dP[j] += dO(i, e) * V(j, e);
+        P[j] *= Scalar(problem.scale);
+        m = std::max(m, P[j]);
+      }
+      for (int j = seen - 1; j >= 0; --j) l += P[j] = std::exp(P[j] - m);
+      for (int j = seen - 1; j >= 0; --j) {
+        for (int e = 0; e < D; ++e) O[e] += P[j] * V(j, e);  // divided by l afterwards, as fused kernels do
+      }
+      for (int e = D - 1; e >= 0; --e) delta += dO(i, e) * (O[e] /= seen > 0 ? l : 1);
+      for (int j = seen - 1; j >= 0; --j) {
+        const Scalar dS = P[j] / l * (dP[j] - delta) * Scalar(problem.scale);
+        for (int e = 0; e < D; ++e) {
+          dQ[i * D + e] += dS * K(j, e);
+          dK[j * D + e] += dS * Q(i, e);
+          dV[j * D + e] += P[j] / l * dO(i, e);
+        }
+      }
+      for (const Scalar x : O) results.O.push_back(rounded_to(problem.dtype, x));
+      results.LSE.push_back(double(m + std::log(l)));
+    }
+    for (const Scalar x : dQ) results.dQ.push_back(rounded_to(problem.dtype, x));
+    for (const Scalar x : dK) results.dK.push_back(rounded_to(problem.dtype, x));
+    for (const Scalar x : dV) results.dV.push_back(rounded_to(problem.dtype, x));
+  }
+  return results;
+}
+
+void check_all_pass(const Oracle& oracle, const Plain& results) {
+  for (const Verdict& verdict : {oracle.judge_O(results.O), oracle.judge_LSE(results.LSE), oracle.judge_dQ(results.dQ),
+                                 oracle.judge_dK(results.dK), oracle.judge_dV(results.dV)}) {
+    INFO(verdict.reason);
+    CHECK(verdict.pass);
+    CHECK(verdict.error <= verdict.allowed);
+    CHECK(verdict.max_error <= verdict.max_allowed);
+  }
+}
+
+// An oracle and a baseline of a million normal elements with errors of about 10⁻³.
+struct Million {
+  Output<double> oracle;
+  Output<float> baseline;
+  std::vector<double> x;
+  Million() {
+    oracle.values = random_numbers(1 << 20, 1);
+    for (const double ref : oracle.values) {
+      baseline.values.push_back(float(rounded_to(DType::fp16, ref * 1.0003)));
+      x.push_back(rounded_to(DType::fp16, ref * 0.9997));
+    }
+    oracle.noise_norm = 1024;
+    oracle.noise_max = 5;
+  }
+  Verdict verdict() const { return judge(x, oracle, baseline, DType::fp16); }
+};
+
+TEST_SUITE_BEGIN("error_rule");
+
+TEST_CASE("correct results in another order of summation pass") {
+  for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16}) {
+    for (const int N : {1, 2, 3, 17, 33, 96, 129}) {
+      CAPTURE(N);
+      CAPTURE(name_of(dtype));
+      const Problem problem = small_problem(dtype, N);
+      const Inputs inputs = inputs_for(problem, 100 + N);
+      check_all_pass(Oracle(problem, inputs), plain_attention<float>(problem, inputs));
+    }
+  }
+  const Problem problem = small_problem(DType::fp64);
+  const Inputs inputs = inputs_for(problem, 3);
+  check_all_pass(Oracle(problem, inputs), plain_attention<double>(problem, inputs));
+}
+
+TEST_CASE("fp64 is not judged as leniently as fp32") {
+  const Problem problem = small_problem(DType::fp64);
+  const Inputs inputs = inputs_for(problem, 3);
+  const Plain single = plain_attention<float>(problem, inputs);
+  const Oracle oracle(problem, inputs);
+  CHECK(!oracle.judge_O(single.O).pass);
+  CHECK(!oracle.judge_dK(single.dK).pass);
+}
+
+TEST_CASE("empty rows must be exactly empty") {
+  Problem problem = small_problem(DType::fp32, 40);
+  problem.Nk = 30;
+  const Inputs inputs = inputs_for(problem, 4);
+  const Oracle oracle(problem, inputs);
+  Plain results = plain_attention<float>(problem, inputs);
+  check_all_pass(oracle, results);
+  CHECK(results.LSE[3] == -kInfinity);
+  results.LSE[3] = -1e30;  // what a large finite number instead of −∞ gives
+  CHECK(!oracle.judge_LSE(results.LSE).pass);
+  results.LSE[3] = kInfinity;
+  CHECK(!oracle.judge_LSE(results.LSE).pass);
+  results.LSE[3] = kNaN;
+  CHECK(!oracle.judge_LSE(results.LSE).pass);
+}
+
+TEST_CASE("gradients that are zero but for rounding pass, and must be that small") {
+  // One key: dP = D whatever the inputs, so dQ = dK = 0 and dV = dO.
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    const Problem problem = small_problem(dtype, 1, 16);
+    Inputs inputs = inputs_for(problem, 5, 3);
+    std::fill(inputs.dO.begin(), inputs.dO.end(), 1);
+    const Oracle oracle(problem, inputs);
+    Plain results = plain_attention<float>(problem, inputs);
+    check_all_pass(oracle, results);
+    for (double& x : results.dQ) x = 1e-7;
+    check_all_pass(oracle, results);
+    results.dQ[5] = 1e-4;
+    CHECK(!oracle.judge_dQ(results.dQ).pass);
+  }
+}
+
+TEST_CASE("one NaN, or nothing but NaN, fails") {
+  const Problem problem = small_problem(DType::bf16);
+  const Inputs inputs = inputs_for(problem, 6);
+  const Oracle oracle(problem, inputs);
+  Plain results = plain_attention<float>(problem, inputs);
+  results.O[777] = kNaN;
+  Verdict verdict = oracle.judge_O(results.O);
+  CHECK(!verdict.pass);
+  CHECK(verdict.reason.find("O[b 0, head 0, row 24, column 9] is nan") != std::string::npos);
+  CHECK(!oracle.judge_O(std::vector<double>(results.O.size(), kNaN)).pass);
+  CHECK(!oracle.judge_dV(std::vector<double>(results.dV.size(), kNaN)).pass);
+  CHECK(!oracle.judge_LSE(std::vector<double>(results.LSE.size(), kInfinity)).pass);
+  CHECK(!oracle.judge_O(std::vector<double>(results.O.size(), 0)).pass);
+}
+
+TEST_CASE("NaN and infinities must stand where the oracle has them") {
+  Output<double> oracle{{1, kNaN, kInfinity, -kInfinity, 2}, 1, 1};
+  const Output<float> baseline{{1, 0, 0, 0, 2}, 0, 0};
+  const auto passes = [&](std::vector<double> x) { return judge(x, oracle, baseline, DType::fp32).pass; };
+  CHECK(passes({1, kNaN, kInfinity, -kInfinity, 2}));
+  CHECK(!passes({1, kNaN, -kInfinity, kInfinity, 2}));
+  CHECK(!passes({1, kInfinity, kInfinity, -kInfinity, 2}));
+  CHECK(!passes({1, kNaN, kNaN, -kInfinity, 2}));
+  CHECK(!passes({1, 0, kInfinity, -kInfinity, 2}));
+  CHECK(!passes({1, kNaN, 3e38, -kInfinity, 2}));
+  CHECK(!passes({kNaN, 1, kInfinity, -kInfinity, 2}));
+}
+
+TEST_CASE("what the type cannot hold is infinite; a baseline that overflows gives no licence") {
+  const Output<double> oracle{{70000, 3}, 1, 1};
+  const Output<float> baseline{{std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}, 0, 0};
+  CHECK(judge({kInfinity, 3}, oracle, baseline, DType::fp16).pass);
+  CHECK(!judge({-kInfinity, 3}, oracle, baseline, DType::fp16).pass);
+  CHECK(!judge({kInfinity, 3}, oracle, baseline, DType::fp32).pass);
+  CHECK(!judge({70000, kNaN}, oracle, baseline, DType::fp32).pass);
+  CHECK(!judge({70000, 3.1}, oracle, baseline, DType::fp32).pass);
+  CHECK(judge({70000, 3}, oracle, baseline, DType::fp32).pass);
+}
+
+TEST_CASE("one wrong element in a million fails") {
+  Million million;
+  CHECK(million.verdict().pass);
+  const size_t place = 765432;
+  const double right = million.x[place];
+  million.x[place] += 0.05;
+  const Verdict verdict = million.verdict();
+  CHECK(!verdict.pass);
+  CHECK(verdict.error <= verdict.allowed);  // it takes the largest error to see it
+  CHECK(verdict.reason.find("element 765432") != std::string::npos);
+  million.x[place] = kNaN;
+  CHECK(!million.verdict().pass);
+  million.x[place] = right;
+  CHECK(million.verdict().pass);
+}
+
+TEST_CASE("a small error everywhere fails too") {
+  Million million;
+  for (double& x : million.x) x += 0.0015;
+  const Verdict verdict = million.verdict();
+  CHECK(!verdict.pass);
+  CHECK(verdict.error > verdict.allowed);
+  CHECK(verdict.max_error <= verdict.max_allowed);  // it takes the norm to see it
+}
+
+TEST_CASE("an unrelated array fails in every precision") {
+  // Correlation 0.1 with the truth, the right size.
+  for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16, DType::e4m3}) {
+    CAPTURE(name_of(dtype));
+    const Problem problem = small_problem(dtype, 128);
+    const Inputs inputs = inputs_for(problem, 7);
+    const Oracle oracle(problem, inputs);
+    const Inputs others = inputs_for(problem, 8);
+    const Results<double> truth = attention<double>(problem, inputs), unrelated = attention<double>(problem, others);
+    const auto mixed = [](const Output<double>& a, const Output<double>& b) {
+      std::vector<double> x;
+      for (size_t i = 0; i < a.values.size(); ++i) x.push_back(0.1 * a.values[i] + 0.995 * b.values[i]);
+      return x;
+    };
+    CHECK(oracle.judge_dQ(truth.dQ.values).pass);
+    CHECK(!oracle.judge_O(mixed(truth.O, unrelated.O)).pass);
+    CHECK(!oracle.judge_LSE(mixed(truth.LSE, unrelated.LSE)).pass);
+    CHECK(!oracle.judge_dQ(mixed(truth.dQ, unrelated.dQ)).pass);
+    CHECK(!oracle.judge_dK(mixed(truth.dK, unrelated.dK)).pass);
+    CHECK(!oracle.judge_dV(mixed(truth.dV, unrelated.dV)).pass);
+  }
+}
+
+TEST_CASE("the allowance grows with the storage's coarseness, and is never loose") {
+  struct Expectation {
+    DType dtype;
+    double low, high;
+  };
+  for (const Expectation& expected : {Expectation{DType::fp32, 1e-8, 3e-6}, Expectation{DType::fp16, 1e-4, 3e-3},
+                                      Expectation{DType::bf16, 1e-3, 2e-2}, Expectation{DType::e4m3, 1e-2, 0.2}}) {
+    CAPTURE(name_of(expected.dtype));
+    const Problem problem = small_problem(expected.dtype, 128, 64);
+    const Inputs inputs = inputs_for(problem, 9);
+    const Oracle oracle(problem, inputs);
+    const Verdict verdict = oracle.judge_O(oracle.O());
+    CHECK(verdict.pass);
+    CHECK(verdict.allowed > expected.low);
+    CHECK(verdict.allowed < expected.high);
+  }
+}
+
+TEST_CASE("a wrong size fails") {
+  const Problem problem = small_problem(DType::fp32, 8);
+  const Inputs inputs = inputs_for(problem, 10);
+  const Oracle oracle(problem, inputs);
+  std::vector<double> O = oracle.O();
+  CHECK(oracle.judge_O(O).pass);
+  O.pop_back();
+  CHECK(!oracle.judge_O(O).pass);
+  CHECK(!oracle.judge_O({}).pass);
+  CHECK(!judge({1}, Output<double>{{1, 2}, 1, 1}, Output<float>{{1, 2}, 0, 0}, DType::fp32).pass);
+}
+
+TEST_CASE("nothing to compare passes") {
+  Problem problem = small_problem(DType::fp32, 8);
+  problem.Nq = 0;
+  const Oracle oracle(problem, inputs_for(problem, 11));
+  CHECK(oracle.judge_O({}).pass);
+  CHECK(oracle.judge_LSE({}).pass);
+  const std::vector<double> zeros(problem.kv_elements());
+  CHECK(oracle.judge_dK(zeros).pass);
+  CHECK(!oracle.judge_dV(std::vector<double>(zeros.size(), 1)).pass);
+}
+
+TEST_CASE("only selected rows are looked at, and named by their place in the whole") {
+  const Problem problem = small_problem(DType::fp32, 64);
+  const Inputs inputs = inputs_for(problem, 12);
+  const Oracle oracle(problem, inputs, {.everything = false, .query_rows = {2, 100}, .key_rows = {70}});
+  Plain results = plain_attention<float>(problem, inputs);
+  check_all_pass(oracle, results);
+  results.dK[3] = kNaN;
+  results.O[3] = kNaN;
+  check_all_pass(oracle, results);
+  results.O[100 * 32 + 7] += 1;
+  const Verdict verdict = oracle.judge_O(results.O);
+  CHECK(!verdict.pass);
+  CHECK(verdict.reason.find("O[b 0, head 1, row 36, column 7]") != std::string::npos);
+  results.LSE[100] += 1;
+  CHECK(oracle.judge_LSE(results.LSE).reason.find("LSE[b 0, head 1, row 36]") != std::string::npos);
+  results.dK[70 * 32] = kNaN;
+  CHECK(!oracle.judge_dK(results.dK).pass);
+  CHECK_THROWS_AS(oracle.O(), Error);
+}
+
+TEST_CASE("gradients cannot be judged without dO") {
+  const Problem problem = small_problem(DType::fp32, 8);
+  Inputs inputs = inputs_for(problem, 13);
+  inputs.dO.clear();
+  const Oracle oracle(problem, inputs);
+  CHECK(oracle.judge_O(oracle.O()).pass);
+  CHECK(oracle.judge_LSE(oracle.LSE()).pass);
+  CHECK_THROWS_AS(oracle.judge_dQ(std::vector<double>(problem.q_elements())), Error);
+}
+
+TEST_SUITE_END();
+
+}  // namespace
+}  // namespace flash::reference
