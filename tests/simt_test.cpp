@@ -84,9 +84,27 @@ double nearest(double x, int precision, int lowest, int highest) {
 
 // Numbers of all magnitudes, among them every tie between two neighbours for some exponents.
 std::vector<float> awkward_floats() {
-  std::vector<float> x = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 65504.0f, 65519.99f, 65520.0f, -65520.0f, 1e30f,
-                          0x1p-24f, 0x1p-25f, 0x1.8p-25f, 0x1.8p-24f, 0x1p-14f, 0x1.ffcp-15f, 0x1.ffep-15f, 0x1p-26f,
-                          std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min(), 0x1p-133f};
+  std::vector<float> x = {0.0f,
+                          -0.0f,
+                          INFINITY,
+                          -INFINITY,
+                          NAN,
+                          65504.0f,
+                          65519.99f,
+                          65520.0f,
+                          -65520.0f,
+                          1e30f,
+                          0x1p-24f,
+                          0x1p-25f,
+                          0x1.8p-25f,
+                          0x1.8p-24f,
+                          0x1p-14f,
+                          0x1.ffcp-15f,
+                          0x1.ffep-15f,
+                          0x1p-26f,
+                          std::numeric_limits<float>::max(),
+                          std::numeric_limits<float>::denorm_min(),
+                          0x1p-133f};
   for (int exponent = -30; exponent <= 17; ++exponent)
     for (int i = 0; i < 64; ++i) x.push_back(std::ldexp(1.0f + float(i) / 64 + (i % 3) * 0x1p-11f, exponent));
   for (uint32_t i = 0; i < 20000; ++i) {  // all over the bit patterns
@@ -138,10 +156,26 @@ TEST_CASE_TEMPLATE("float words", K, Plain, Observed) {
   const std::vector<float> out = results.download();
   for (size_t i = 0; i < in.size(); ++i) {
     const double x = in[i];
-    const double expected[simt_kernels::kFloatWords] = {
-        1 / std::sqrt(x), std::exp(x),        std::log(x), std::exp2(x), x / 3,         1 / x,          x * x + 1,
-        std::max(x, 1.5), std::min(x, 1.5),   std::max(x, 1.5), std::min(x, 1.5), x,     x,              x,
-        std::sqrt(x),     std::nearbyint(x),  std::clamp(x - 1, 0.0, 1.0), std::log2(x), x * x + 1, std::tanh(x)};
+    const double expected[simt_kernels::kFloatWords] = {1 / std::sqrt(x),
+                                                        std::exp(x),
+                                                        std::log(x),
+                                                        std::exp2(x),
+                                                        x / 3,
+                                                        1 / x,
+                                                        x * x + 1,
+                                                        std::max(x, 1.5),
+                                                        std::min(x, 1.5),
+                                                        std::max(x, 1.5),
+                                                        std::min(x, 1.5),
+                                                        x,
+                                                        x,
+                                                        x,
+                                                        std::sqrt(x),
+                                                        std::nearbyint(x),
+                                                        std::clamp(x - 1, 0.0, 1.0),
+                                                        std::log2(x),
+                                                        x * x + 1,
+                                                        std::tanh(x)};
     for (int k = 0; k < simt_kernels::kFloatWords; ++k) {
       CAPTURE(x);
       CAPTURE(k);
@@ -204,8 +238,11 @@ TEST_CASE_TEMPLATE("arithmetic in half and bfloat16", K, Plain, Observed) {
 // ---- Grids, blocks, collectives
 
 TEST_CASE_TEMPLATE("indices of grids and blocks", K, Plain, Observed) {
-  const uint32_t shapes[][2][3] = {{{5, 1, 1}, {70, 1, 1}}, {{2, 3, 4}, {4, 3, 5}}, {{1, 7, 1}, {1, 1, 64}},
-                                   {{1, 1, 3}, {1, 33, 2}}, {{1, 1, 1}, {1024, 1, 1}}};
+  const uint32_t shapes[][2][3] = {{{5, 1, 1}, {70, 1, 1}},
+                                   {{2, 3, 4}, {4, 3, 5}},
+                                   {{1, 7, 1}, {1, 1, 64}},
+                                   {{1, 1, 3}, {1, 33, 2}},
+                                   {{1, 1, 1}, {1024, 1, 1}}};
   for (const auto& [grid, block] : shapes) {
     const uint32_t blocks = grid[0] * grid[1] * grid[2], threads = block[0] * block[1] * block[2];
     Array<uint32_t> out(size_t(blocks) * threads * 6);
@@ -256,7 +293,8 @@ TEST_CASE_TEMPLATE("votes, also in a last warp that is not full", K, Plain, Obse
     const std::vector<unsigned> got = out.download();
     for (unsigned t = 0; t < threads; ++t) {
       unsigned ballot = 0;
-      for (unsigned i = t / 32 * 32; i < std::min(threads, t / 32 * 32 + 32); ++i) ballot |= unsigned(i % 3 == 0) << i % 32;
+      for (unsigned i = t / 32 * 32; i < std::min(threads, t / 32 * 32 + 32); ++i)
+        ballot |= unsigned(i % 3 == 0) << i % 32;
       const unsigned first_warp = t < 32;
       const unsigned expected[6] = {ballot, first_warp << 1, 2u | !first_warp, (threads + 4) / 5, 2, 2};
       CAPTURE(t);
@@ -382,8 +420,10 @@ constexpr Planted kPlanted[] = {
     {Fault::byte_race, "byte_race", Kind::race, "block (0,0,0) thread (33,0,0)", "thread (32,0,0) writes"},
     {Fault::two_readers, "two_readers", Kind::race, "block (0,0,0) thread (62,0,0)", "another thread reads"},
     {Fault::atomic_and_plain, "atomic_and_plain", Kind::race, "thread (1,0,0)", "atomically changes"},
-    {Fault::blocks_write_one_word, "blocks_write_one_word", Kind::race, "block (1,0,0) thread (0,0,0)", "of block (0,0,0)"},
-    {Fault::blocks_read_after_write, "blocks_read_after_write", Kind::race, "block (1,0,0) thread (0,0,0)", "thread (1,0,0) of block (0,0,0) reads"},
+    {Fault::blocks_write_one_word, "blocks_write_one_word", Kind::race, "block (1,0,0) thread (0,0,0)",
+     "of block (0,0,0)"},
+    {Fault::blocks_read_after_write, "blocks_read_after_write", Kind::race, "block (1,0,0) thread (0,0,0)",
+     "thread (1,0,0) of block (0,0,0) reads"},
     {Fault::past_end, "past_end", Kind::out_of_bounds, "thread (0,0,0)", "at byte 1024 of an array of 1024 bytes"},
     {Fault::before_start, "before_start", Kind::out_of_bounds, "thread (0,0,0)", "4 bytes before an array"},
     {Fault::host_pointer, "host_pointer", Kind::out_of_bounds, "thread (0,0,0)", "not of device memory"},
@@ -392,8 +432,10 @@ constexpr Planted kPlanted[] = {
     {Fault::misaligned, "misaligned", Kind::misaligned, "thread (1,0,0)", "16 bytes"},
     {Fault::uninitialised_static, "uninitialised_static", Kind::uninitialised, "thread (7,0,0)", "'x' at byte 28"},
     {Fault::uninitialised_dynamic, "uninitialised_dynamic", Kind::uninitialised, "thread (7,0,0)", "dynamic_shared"},
-    {Fault::uninitialised_global, "uninitialised_global", Kind::uninitialised, "thread (0,0,0)", "at byte 0 of an array"},
-    {Fault::far_past_static_shared, "far_past_static_shared", Kind::out_of_bounds, "thread (0,0,0)", "not of device memory"},
+    {Fault::uninitialised_global, "uninitialised_global", Kind::uninitialised, "thread (0,0,0)",
+     "at byte 0 of an array"},
+    {Fault::far_past_static_shared, "far_past_static_shared", Kind::out_of_bounds, "thread (0,0,0)",
+     "not of device memory"},
 };
 
 // Runs a faulty kernel and returns the message.
@@ -585,7 +627,8 @@ TEST_CASE("device memory") {
     CHECK(uintptr_t(memory) % 1024 == 0);
     CHECK(std::all_of(memory, memory + bytes, [](unsigned char c) { return c == 0xff; }));
     CHECK(simt::guards_intact(memory));
-    for (ptrdiff_t at : {-1l, -ptrdiff_t(simt::kGuardBytes), ptrdiff_t(bytes), ptrdiff_t(bytes + simt::kGuardBytes) - 1}) {
+    for (ptrdiff_t at :
+         {-1l, -ptrdiff_t(simt::kGuardBytes), ptrdiff_t(bytes), ptrdiff_t(bytes + simt::kGuardBytes) - 1}) {
       const unsigned char before = memory[at];
       memory[at] = 0xff;
       CHECK_FALSE(simt::guards_intact(memory));

@@ -171,7 +171,6 @@ class Check {
       : options_(options), chosen_(choose_device(options.device.choice)), plan_(options, *chosen_.device) {}
 
   int run() {
-    if (options_.format.format == Format::table) std::cout << chosen_.sentence << "\n\n";
     for (size_t i = 0; i < plan_.items().size(); i++) {
       const Item& item = plan_.items()[i];
       progress_.show(std::to_string(i + 1) + "/" + std::to_string(plan_.items().size()) + " " + item.step->id + ": " +
@@ -232,6 +231,7 @@ class Check {
                        {"", t.failed ? "FAILED" : "ok"}});
     }
     if (options_.format.format == Format::table) {
+      std::cout << chosen_.sentence << "\n\n";
       print_rows(std::cout, Format::table, table);
       size_t shown = 0;
       for (const std::string& failure : failures_)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <thread>
 
 namespace flash {
 namespace {
@@ -141,14 +142,22 @@ std::vector<double> normal_numbers(size_t count, uint64_t seed, uint32_t tensor,
   constexpr double kUnit = 1.0 / (1 << 21);
   const uint64_t stream = mixed(mixed(seed) + tensor);
   std::vector<double> numbers(count);
-  for (size_t i = 0; i < count; i++) {
-    int64_t sum = 6;  // twelve halves of a unit: each term then lies in the middle of its step, and the mean is 0
-    for (uint64_t draw = 0; draw < 4; draw++) {
-      const uint64_t word = mixed(stream + i * 4 + draw);
-      sum += int64_t(word & 0x1fffff) + int64_t(word >> 21 & 0x1fffff) + int64_t(word >> 42 & 0x1fffff);
+  const auto fill = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++) {
+      int64_t sum = 6;  // twelve halves of a unit: each term then lies in the middle of its step, and the mean is 0
+      for (uint64_t draw = 0; draw < 4; draw++) {
+        const uint64_t word = mixed(stream + i * 4 + draw);
+        sum += int64_t(word & 0x1fffff) + int64_t(word >> 21 & 0x1fffff) + int64_t(word >> 42 & 0x1fffff);
+      }
+      numbers[i] = round_to(type, double(sum) * kUnit - 6.0);
     }
-    numbers[i] = round_to(type, double(sum) * kUnit - 6.0);
-  }
+  };
+  // Each number depends on its place alone, so any division among threads gives the same ones.
+  const size_t threads = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> others;
+  for (size_t t = 1; t < threads; t++) others.emplace_back(fill, count * t / threads, count * (t + 1) / threads);
+  fill(0, count / threads);
+  for (std::thread& other : others) other.join();
   return numbers;
 }
 

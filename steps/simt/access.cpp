@@ -105,7 +105,8 @@ inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
   stream.add(lane, uint32_t(address), lanes_of_warp_[warp], [&](const Request& request) { retire(*site, request); });
 
   uint8_t* written = site->region->written(address);
-  if ((!kWrite || atomic) && !all_written<kSize>(written) && site->region->checks_writing) uninitialised(*site, address);
+  if ((!kWrite || atomic) && !all_written<kSize>(written) && site->region->checks_writing)
+    uninitialised(*site, address);
   if (kWrite) std::memset(written, 1, kSize);
 
   check_order<kSize, kWrite>(*site, address, atomic);
@@ -140,10 +141,10 @@ void report_range(const void* begin, size_t bytes, bool write, const void* code)
 }  // namespace
 
 #define SIMT_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
-#define SIMT_DEFINE_HOOKS(size)                                                                        \
-  void __tsan_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); }            \
-  void __tsan_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }            \
-  void __tsan_unaligned_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); }  \
+#define SIMT_DEFINE_HOOKS(size)                                                                         \
+  void __tsan_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); }           \
+  void __tsan_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }           \
+  void __tsan_unaligned_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); } \
   void __tsan_unaligned_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }
 
 // What -fsanitize=bounds tells of the place: the start of a larger struct.
@@ -176,7 +177,8 @@ void __ubsan_handle_out_of_bounds(BoundsCheck* where, uintptr_t index) {
   if (!observer) return;  // host code in a kernel file
   simt::observing = nullptr;
   (void)where;
-  observer->block().fail(simt::Kind::bad_index, SIMT_CALLER, {{"index " + std::to_string(long(index)) + " of an array of fixed size"}});
+  observer->block().fail(simt::Kind::bad_index, SIMT_CALLER,
+                         {{"index " + std::to_string(long(index)) + " of an array of fixed size"}});
 }
 
 void __tsan_init() {}

@@ -1,10 +1,7 @@
 #include "simt/block.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <boost/context/detail/fcontext.hpp>
-#include <new>
 
 #include "simt/observer.h"
 #include "simt/symbols.h"
@@ -26,27 +23,23 @@ thread_local BlockRunner* runner = nullptr;
 
 namespace {
 
-// Memory that costs nothing until it is touched.
-unsigned char* reserve(size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  return static_cast<unsigned char*>(memory);
-}
-
 // Tops of the stacks are staggered: at equal offsets in their pages they would all share a few cache sets.
 unsigned char* stack_top(unsigned char* stacks, int id) { return stacks + (id + 1) * kStackBytes - id % 15 * 256 - 64; }
 
 }  // namespace
 
-BlockRunner::BlockRunner() : shared(reserve(kSharedArenaBytes)), stacks(reserve(kMaxThreads * kStackBytes)) {}
+BlockRunner::BlockRunner()
+    : shared(static_cast<unsigned char*>(reserve_zeros(kSharedArenaBytes))),
+      stacks(static_cast<unsigned char*>(reserve_zeros(kMaxThreads * kStackBytes))) {}
 
 BlockRunner::~BlockRunner() {
-  munmap(shared, kSharedArenaBytes);
-  munmap(stacks, kMaxThreads * kStackBytes);
+  release_zeros(shared, kSharedArenaBytes);
+  release_zeros(stacks, kMaxThreads * kStackBytes);
 }
 
 void BlockRunner::begin(const Launch& launch) {
   runner = this;
+  statics_ = thread_storage();
   launch_ = &launch;
   threads = int(launch.block.x * launch.block.y * launch.block.z);
   current_block_size = {launch.block.x, launch.block.y, launch.block.z};
@@ -138,9 +131,8 @@ void BlockRunner::run_block(uint3 index, uint64_t number) {
 
   // What nobody has written yet reads as NaN.
   std::fill_n(shared, launch_->smem_bytes, 0xff);
-  const ThreadStorage statics = thread_storage();
   for (const SharedVariable& variable : shared_variables_of(launch_->kernel))
-    std::fill(statics.begin + variable.begin, statics.begin + variable.end, 0xff);
+    std::fill(statics_.begin + variable.begin, statics_.begin + variable.end, 0xff);
   if (observed) observer->begin_block(number);
 
   const int warp_count = int(warps.size());
@@ -215,7 +207,8 @@ std::string BlockRunner::describe_thread(int id) const {
 }
 
 std::string BlockRunner::who() const {
-  std::string text = "block (" + std::to_string(block.x) + "," + std::to_string(block.y) + "," + std::to_string(block.z) + ")";
+  std::string text =
+      "block (" + std::to_string(block.x) + "," + std::to_string(block.y) + "," + std::to_string(block.z) + ")";
   return running ? text + " " + describe_thread(running->id) : text;
 }
 

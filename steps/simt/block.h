@@ -12,6 +12,7 @@
 
 #include "simt/cuda.h"
 #include "simt/findings.h"
+#include "simt/symbols.h"
 
 namespace simt {
 
@@ -111,6 +112,7 @@ class BlockRunner {
   void note_deadlock();
 
   const Launch* launch_ = nullptr;
+  ThreadStorage statics_;      // holds this OS thread's static shared variables
   void* scheduler_ = nullptr;  // context of run_block
   bool aborted_ = false;
 

@@ -18,9 +18,10 @@ void meet_in_block(const char* what, void* mine, BlockRunner::Act act, const voi
   if (barrier.arrived > 0 && barrier.code != code && barrier.what == what) {
     const std::string here = source_line(code), there = source_line(barrier.code);
     if (here != there && here != "?" && there != "?")
-      block.fail(Kind::divergence, code,
-                 {{std::string(what) + " while " + block.describe_thread(barrier.members[0]) + " is in " + what + " at ",
-                   barrier.code}});
+      block.fail(
+          Kind::divergence, code,
+          {{std::string(what) + " while " + block.describe_thread(barrier.members[0]) + " is in " + what + " at ",
+            barrier.code}});
   }
   if (block.meet(barrier, block.threads, barrier.arrived, mine, act, 0, what, code, /*orders_memory=*/true))
     ++block.counts.block_barriers;
@@ -32,8 +33,8 @@ unsigned lanes_of(const std::vector<int>& members) {
   return lanes;
 }
 
-// The lanes of a mask meet. Each mask has a meeting of its own. Masks may overlap, as long as no two lanes wait for each
-// other in different ones.
+// The lanes of a mask meet. Each mask has a meeting of its own. Masks may overlap, as long as no two lanes wait for
+// each other in different ones.
 bool meet_in_warp(unsigned mask, const char* what, void* mine, BlockRunner::Act act, const void* code,
                   bool orders_memory) {
   BlockRunner& block = *runner;
@@ -105,7 +106,8 @@ uint64_t shuffle(unsigned mask, uint64_t word, int source) {
   BlockRunner& block = *runner;
   const bool takes_part = mask >> lane_id() & 1;  // else the meeting will say so
   if (takes_part && (!(mask >> source & 1) || source >= block.lanes_in(block.running->id / kWarpSize)))
-    block.fail(Kind::absent_lane, SIMT_CALLER, {{"shuffles from lane " + std::to_string(source) + ", which takes no part"}});
+    block.fail(Kind::absent_lane, SIMT_CALLER,
+               {{"shuffles from lane " + std::to_string(source) + ", which takes no part"}});
   Shuffled mine{word, source};
   const bool last = meet_in_warp(
       mask, "a shuffle", &mine,
@@ -128,9 +130,8 @@ unsigned ballot(unsigned mask, bool predicate) {
       mask, "a vote", &mine,
       [](Meeting& meeting, unsigned mask) {
         unsigned votes = 0;
-        for_each_lane(mask, [&](int lane) {
-          votes |= unsigned(static_cast<Vote*>(meeting.brought[lane])->predicate) << lane;
-        });
+        for_each_lane(
+            mask, [&](int lane) { votes |= unsigned(static_cast<Vote*>(meeting.brought[lane])->predicate) << lane; });
         for_each_lane(mask, [&](int lane) { static_cast<Vote*>(meeting.brought[lane])->result = votes; });
       },
       SIMT_CALLER, /*orders_memory=*/false);
@@ -170,10 +171,14 @@ T atomic(AtomicOp op, T* address, T value) {
   observe_atomic(address, SIMT_CALLER);
   return replace(address, [=](T old) -> T {
     switch (op) {
-      case AtomicOp::add: return old + value;
-      case AtomicOp::min: return value < old ? value : old;
-      case AtomicOp::max: return value > old ? value : old;
-      case AtomicOp::exchange: break;
+      case AtomicOp::add:
+        return old + value;
+      case AtomicOp::min:
+        return value < old ? value : old;
+      case AtomicOp::max:
+        return value > old ? value : old;
+      case AtomicOp::exchange:
+        break;
       case AtomicOp::bit_and:
         if constexpr (std::is_integral_v<T>) return old & value;
         break;

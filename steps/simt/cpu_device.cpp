@@ -1,6 +1,5 @@
 // The CPU executor as a device of the harness.
 #include <chrono>
-#include <fstream>
 #include <new>
 
 #include "harness/device.h"
@@ -10,16 +9,6 @@
 namespace flash {
 namespace {
 
-// The memory that the system could give to programs now.
-size_t available_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string word; file >> word;) {
-    size_t kilobytes;
-    if (word == "MemAvailable:" && file >> kilobytes) return kilobytes << 10;
-  }
-  return SIZE_MAX;  // not Linux: let the allocation fail
-}
-
 class CpuDevice final : public Device {
  public:
   DeviceKind kind() const override { return DeviceKind::cpu; }
@@ -27,15 +16,16 @@ class CpuDevice final : public Device {
     const int workers = simt::worker_count();
     return "CPU executor (" + std::to_string(workers) + (workers == 1 ? " thread)" : " threads)");
   }
-  size_t free_bytes() const override { return available_bytes(); }
+  size_t free_bytes() const override { return simt::available_bytes(); }
 
   void* allocate(size_t bytes) override {
     static_assert(kGuardBytes == simt::kGuardBytes);
     const size_t free = free_bytes();
     const auto refuse = [&] {
-      throw Error("out of memory: " + std::to_string(bytes) + " bytes asked for, " + std::to_string(free) + " are free");
+      throw Error("out of memory: " + std::to_string(bytes) + " bytes asked for, " + std::to_string(free) +
+                  " are free");
     };
-    if (bytes + 4 * kGuardBytes > free || bytes > SIZE_MAX - 4 * kGuardBytes) refuse();
+    if (free < 4 * kGuardBytes || bytes > free - 4 * kGuardBytes) refuse();  // before the system kills somebody for it
     try {
       return simt::allocate(bytes);
     } catch (const std::bad_alloc&) {

@@ -29,8 +29,8 @@ inline uint16_t half_bits(float x) {
   const uint32_t bits = bits_of(x);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return 0x7fff;                      // NaN
-  if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);    // 65520 and more round to infinity
+  if (magnitude > 0x7f800000) return 0x7fff;                    // NaN
+  if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65520 and more round to infinity
   if (magnitude >= 0x38800000) return uint16_t(sign | drop_bits(magnitude - (112u << 23), 13));
   // A subnormal half is a multiple of 2^-24, which is the spacing of floats around 0.5: the addition rounds.
   return uint16_t(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
@@ -91,15 +91,42 @@ concept Half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
 template <class T>
 concept Half2 = std::is_same_v<T, __half2> || std::is_same_v<T, __nv_bfloat162>;
 
-template <Half T> SIMT_INLINE T __hadd(T a, T b) { return float(a) + float(b); }
-template <Half T> SIMT_INLINE T __hsub(T a, T b) { return float(a) - float(b); }
-template <Half T> SIMT_INLINE T __hmul(T a, T b) { return float(a) * float(b); }
-template <Half T> SIMT_INLINE bool __hisnan(T a) { return float(a) != float(a); }
-template <Half2 T> SIMT_INLINE T __hadd2(T a, T b) { return {__hadd(a.x, b.x), __hadd(a.y, b.y)}; }
-template <Half2 T> SIMT_INLINE T __hsub2(T a, T b) { return {__hsub(a.x, b.x), __hsub(a.y, b.y)}; }
-template <Half2 T> SIMT_INLINE T __hmul2(T a, T b) { return {__hmul(a.x, b.x), __hmul(a.y, b.y)}; }
-template <Half2 T> SIMT_INLINE float __low2float(T a) { return a.x; }
-template <Half2 T> SIMT_INLINE float __high2float(T a) { return a.y; }
+template <Half T>
+SIMT_INLINE T __hadd(T a, T b) {
+  return float(a) + float(b);
+}
+template <Half T>
+SIMT_INLINE T __hsub(T a, T b) {
+  return float(a) - float(b);
+}
+template <Half T>
+SIMT_INLINE T __hmul(T a, T b) {
+  return float(a) * float(b);
+}
+template <Half T>
+SIMT_INLINE bool __hisnan(T a) {
+  return float(a) != float(a);
+}
+template <Half2 T>
+SIMT_INLINE T __hadd2(T a, T b) {
+  return {__hadd(a.x, b.x), __hadd(a.y, b.y)};
+}
+template <Half2 T>
+SIMT_INLINE T __hsub2(T a, T b) {
+  return {__hsub(a.x, b.x), __hsub(a.y, b.y)};
+}
+template <Half2 T>
+SIMT_INLINE T __hmul2(T a, T b) {
+  return {__hmul(a.x, b.x), __hmul(a.y, b.y)};
+}
+template <Half2 T>
+SIMT_INLINE float __low2float(T a) {
+  return a.x;
+}
+template <Half2 T>
+SIMT_INLINE float __high2float(T a) {
+  return a.y;
+}
 
 SIMT_INLINE float __half2float(__half x) { return x; }
 SIMT_INLINE __half __float2half(float x) { return x; }
@@ -144,11 +171,11 @@ using half = simt::__half;
 using half2 = simt::__half2;
 using nv_bfloat16 = simt::__nv_bfloat16;
 using nv_bfloat162 = simt::__nv_bfloat162;
+using simt::__bfloat162float, simt::__float2bfloat16, simt::__float2bfloat16_rn, simt::__low2bfloat16;
+using simt::__float22bfloat162_rn, simt::__bfloat1622float2, simt::__bfloat16_as_ushort, simt::__ushort_as_bfloat16;
+using simt::__float22half2_rn, simt::__half22float2, simt::__half_as_ushort, simt::__ushort_as_half;
 using simt::__hadd, simt::__hsub, simt::__hmul, simt::__hisnan, simt::__hadd2, simt::__hsub2, simt::__hmul2;
-using simt::__low2float, simt::__high2float;
 using simt::__half2float, simt::__float2half, simt::__float2half_rn, simt::__low2half, simt::__high2half;
 using simt::__halves2half2, simt::__half2half2, simt::__float2half2_rn, simt::__floats2half2_rn;
-using simt::__float22half2_rn, simt::__half22float2, simt::__half_as_ushort, simt::__ushort_as_half;
-using simt::__bfloat162float, simt::__float2bfloat16, simt::__float2bfloat16_rn, simt::__low2bfloat16;
 using simt::__high2bfloat16, simt::__halves2bfloat162, simt::__float2bfloat162_rn, simt::__floats2bfloat162_rn;
-using simt::__float22bfloat162_rn, simt::__bfloat1622float2, simt::__bfloat16_as_ushort, simt::__ushort_as_bfloat16;
+using simt::__low2float, simt::__high2float;

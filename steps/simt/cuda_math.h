@@ -94,7 +94,7 @@ using simt::rsqrtf;
 #undef SIMT_HAS_RSQRTF
 #endif
 using simt::__fdividef, simt::__fdiv_rn, simt::__frcp_rn, simt::__fsqrt_rn, simt::__frsqrt_rn, simt::__saturatef;
+using simt::__float2int_rn, simt::__float2int_rz, simt::__int2float_rn, simt::__ldg;
+using simt::__float_as_uint, simt::__uint_as_float, simt::__float_as_int, simt::__int_as_float;
 using simt::__fmaf_rn, simt::__fadd_rn, simt::__fmul_rn;
 using simt::__popc, simt::__popcll, simt::__ffs, simt::__clz, simt::__brev, simt::__umulhi, simt::__mulhi;
-using simt::__float_as_uint, simt::__uint_as_float, simt::__float_as_int, simt::__int_as_float;
-using simt::__float2int_rn, simt::__float2int_rz, simt::__int2float_rn, simt::__ldg;

@@ -64,34 +64,34 @@ SIMT_INLINE void copy_as_word(T* to, const T* from) {
 
 // The copy operations of a class: no function can add these to it.
 #ifdef SIMT_OBSERVED
-#define SIMT_COPIED_AS_WORD(Type)                                                  \
-  SIMT_INLINE Type(const Type& other) { simt::copy_as_word<Type>(this, &other); }  \
-  SIMT_INLINE Type& operator=(const Type& other) {                                 \
-    simt::copy_as_word<Type>(this, &other);                                        \
-    return *this;                                                                  \
+#define SIMT_COPIED_AS_WORD(Type)                                                 \
+  SIMT_INLINE Type(const Type& other) { simt::copy_as_word<Type>(this, &other); } \
+  SIMT_INLINE Type& operator=(const Type& other) {                                \
+    simt::copy_as_word<Type>(this, &other);                                       \
+    return *this;                                                                 \
   }
 #else
-#define SIMT_COPIED_AS_WORD(Type)    \
+#define SIMT_COPIED_AS_WORD(Type)        \
   constexpr Type(const Type&) = default; \
   constexpr Type& operator=(const Type&) = default;
 #endif
 
 // T2 and T4 with their makers, for an element type T.
-#define SIMT_VECTORS(T, name)                                                                      \
-  struct alignas(2 * sizeof(T)) name##2 {                                                          \
-    T x, y;                                                                                        \
-    name##2() = default;                                                                           \
-    SIMT_INLINE constexpr name##2(T x, T y) : x(x), y(y) {}                                        \
-    SIMT_COPIED_AS_WORD(name##2)                                                                   \
-  };                                                                                               \
+#define SIMT_VECTORS(T, name)                               \
+  struct alignas(2 * sizeof(T)) name##2 {                   \
+    T x, y;                                                 \
+    name##2() = default;                                    \
+    SIMT_INLINE constexpr name##2(T x, T y) : x(x), y(y) {} \
+    SIMT_COPIED_AS_WORD(name##2)                            \
+  };                                                        \
   SIMT_INLINE name##2 make_##name##2(T x, T y) { return {x, y}; }
-#define SIMT_VECTORS4(T, name)                                                                     \
-  struct alignas(4 * sizeof(T)) name##4 {                                                          \
-    T x, y, z, w;                                                                                  \
-    name##4() = default;                                                                           \
-    SIMT_INLINE constexpr name##4(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}                  \
-    SIMT_COPIED_AS_WORD(name##4)                                                                   \
-  };                                                                                               \
+#define SIMT_VECTORS4(T, name)                                                    \
+  struct alignas(4 * sizeof(T)) name##4 {                                         \
+    T x, y, z, w;                                                                 \
+    name##4() = default;                                                          \
+    SIMT_INLINE constexpr name##4(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {} \
+    SIMT_COPIED_AS_WORD(name##4)                                                  \
+  };                                                                              \
   SIMT_INLINE name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 
 SIMT_VECTORS(float, float)

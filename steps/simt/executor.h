@@ -122,7 +122,7 @@ void poison(void* memory, size_t bytes);
 // Whether the guard zones around an array still hold their pattern.
 bool guards_intact(const void* memory);
 
-// Bytes that the first observed launch will need besides, for what is known about each word of device memory.
-size_t pending_shadow_bytes();
+// The memory that the system could give to this program now.
+size_t available_bytes();
 
 }  // namespace simt

@@ -52,18 +52,30 @@ Finding put_into_words(const Note& note) {
 
 const char* name_of(Kind kind) {
   switch (kind) {
-    case Kind::deadlock: return "deadlock";
-    case Kind::early_exit: return "early exit";
-    case Kind::divergence: return "divergence";
-    case Kind::mask: return "wrong mask";
-    case Kind::absent_lane: return "absent lane";
-    case Kind::race: return "race";
-    case Kind::out_of_bounds: return "out of bounds";
-    case Kind::misaligned: return "misaligned";
-    case Kind::uninitialised: return "uninitialised";
-    case Kind::bad_index: return "index out of range";
-    case Kind::exception: return "exception";
-    case Kind::limit: return "limit of the observer";
+    case Kind::deadlock:
+      return "deadlock";
+    case Kind::early_exit:
+      return "early exit";
+    case Kind::divergence:
+      return "divergence";
+    case Kind::mask:
+      return "wrong mask";
+    case Kind::absent_lane:
+      return "absent lane";
+    case Kind::race:
+      return "race";
+    case Kind::out_of_bounds:
+      return "out of bounds";
+    case Kind::misaligned:
+      return "misaligned";
+    case Kind::uninitialised:
+      return "uninitialised";
+    case Kind::bad_index:
+      return "index out of range";
+    case Kind::exception:
+      return "exception";
+    case Kind::limit:
+      return "limit of the observer";
   }
   return "?";
 }
@@ -97,7 +109,8 @@ void report_findings() {
     if (last_findings.size() <= kShownInMessage) message += (message.empty() ? "" : "\n") + last_findings.back().text;
   }
   if (notes.size() > kShownInMessage)
-    message += "\n… and " + std::to_string(notes.size() - kShownInMessage) + (notes.size() < kMostNotes ? "" : " or more") + " other findings";
+    message += "\n… and " + std::to_string(notes.size() - kShownInMessage) +
+               (notes.size() < kMostNotes ? "" : " or more") + " other findings";
   throw flash::KernelFault(message);
 }
 

@@ -16,8 +16,8 @@ using Text = std::vector<Piece>;
 
 struct Note {
   Kind kind;
-  const void* code;   // where; may be null
-  std::string who;    // block and thread
+  const void* code;  // where; may be null
+  std::string who;   // block and thread
   Text text;
 };
 

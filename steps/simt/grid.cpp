@@ -106,7 +106,7 @@ void check_launch(const Launch& launch) {
 // Makes all shadows ready for observed code.
 void begin_observation(uint64_t blocks) {
   const bool anew = number_blocks(blocks);
-  for_each_device_region([](Region& region) { region.observe(); });
+  observe_device_memory();
   if (!anew) return;
   for_each_device_region([](Region& region) { region.forget_accesses(); });
   for (const auto& runner : pool().runners())

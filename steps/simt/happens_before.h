@@ -44,10 +44,10 @@ class HappensBefore {
 
   uint64_t block_ = 0;
   uint64_t floor_ = 0;
-  unsigned base_ = 0;                 // up to here all know all
-  std::vector<unsigned> warp_base_;   // by warp: up to here its lanes know each other
-  std::vector<unsigned> clock_;       // by thread: now
-  std::vector<uint64_t> stamp_;       // by thread: the same, packed
+  unsigned base_ = 0;                // up to here all know all
+  std::vector<unsigned> warp_base_;  // by warp: up to here its lanes know each other
+  std::vector<unsigned> clock_;      // by thread: now
+  std::vector<uint64_t> stamp_;      // by thread: the same, packed
   // By thread: what it knows beyond that, if anything. Those who have met share one.
   std::vector<std::shared_ptr<const Clock>> known_;
   bool any_known_ = false;

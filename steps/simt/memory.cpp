@@ -3,12 +3,14 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 
+#include "harness/error.h"
 #include "simt/executor.h"
 #include "simt/shadow.h"
 
@@ -151,14 +153,28 @@ void poison(void* memory, size_t bytes) {
 bool guards_intact(const void* memory) {
   const Region& array = array_of(memory, 0, "guards_intact");
   return holds_pattern(front_guard(array), kGuardBytes) &&
-         holds_pattern(reinterpret_cast<const unsigned char*>(array.begin) + array.bytes, back_guard_bytes(array.bytes));
+         holds_pattern(reinterpret_cast<const unsigned char*>(array.begin) + array.bytes,
+                       back_guard_bytes(array.bytes));
 }
 
-size_t pending_shadow_bytes() {
+size_t available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string word; file >> word;) {
+    size_t kilobytes;
+    if (word == "MemAvailable:" && file >> kilobytes) return kilobytes << 10;
+  }
+  return SIZE_MAX;  // unknown: let the allocation fail
+}
+
+void observe_device_memory() {
   size_t bytes = 0;
   for (const auto& [end, array] : arrays)
-    if (!array->is_observed()) bytes += array->bytes * (1 + sizeof(Cell) / 4);
-  return bytes;
+    if (!array->is_observed()) bytes += array->bytes + array->bytes / 4 * sizeof(Cell);
+  // Most of what programs use is small; the system need not be asked for it.
+  if (bytes > (size_t(64) << 20) && bytes > available_bytes())
+    throw flash::Error("out of memory: observing device memory takes " + std::to_string(bytes) + " bytes more, " +
+                       std::to_string(available_bytes()) + " are free; try a smaller problem");
+  for (const auto& [end, array] : arrays) array->observe();
 }
 
 }  // namespace simt

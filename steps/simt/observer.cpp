@@ -107,12 +107,14 @@ void Observer::met(const std::vector<int>& members, bool orders_memory) {
   if (!orders_memory) return;
   order_.join(members);
   if (order_.exhausted())
-    block_.fail(Kind::limit, nullptr, {{"more barriers in one block than the observer can count; try a smaller problem"}});
+    block_.fail(Kind::limit, nullptr,
+                {{"more barriers in one block than the observer can count; try a smaller problem"}});
 }
 
 // ---- Places in the code, regions of memory
 
-// The static shared variable at an address in this OS thread's storage, null if there is none that the kernel may touch.
+// The static shared variable at an address in this OS thread's storage, null if there is none that the kernel may
+// touch.
 Region* Observer::static_region_at(uintptr_t address) {
   for (Region* region : touched_)
     if (region->contains(address, 1)) return region;
@@ -161,7 +163,8 @@ Site& Observer::find_or_add_site(const void* code, bool shared, bool write, unsi
     site->streams.resize(lanes_of_warp_.size());
     site->traffic = {code, shared, write, {}};
     if (site->number >= kMostSites)
-      block_.fail(Kind::limit, code, {{"more than " + std::to_string(kMostSites) + " places in the kernel touch memory"}});
+      block_.fail(Kind::limit, code,
+                  {{"more than " + std::to_string(kMostSites) + " places in the kernel touch memory"}});
   }
   return *site;
 }
@@ -209,19 +212,24 @@ void Observer::out_of_bounds(uintptr_t address, unsigned size, bool write, const
   if (!region) block_.fail(Kind::out_of_bounds, code, {{verb + " at an address that is not of device memory"}});
   const std::string array = " an array of " + std::to_string(region->bytes) + " bytes in global memory";
   if (address < region->begin)
-    block_.fail(Kind::out_of_bounds, code, {{verb + ", " + std::to_string(region->begin - address) + " bytes before" + array}});
-  block_.fail(Kind::out_of_bounds, code, {{verb + " at byte " + std::to_string(address - region->begin) + " of" + array}});
+    block_.fail(Kind::out_of_bounds, code,
+                {{verb + ", " + std::to_string(region->begin - address) + " bytes before" + array}});
+  block_.fail(Kind::out_of_bounds, code,
+              {{verb + " at byte " + std::to_string(address - region->begin) + " of" + array}});
 }
 
 void Observer::misaligned(const Site& site, uintptr_t address) {
   observing = nullptr;
   block_.fail(Kind::misaligned, site.code,
-              {{std::string(site.traffic.write ? "writes " : "reads ") + bytes_text(site.size) + " of " + place_in(*site.region, address)}});
+              {{std::string(site.traffic.write ? "writes " : "reads ") + bytes_text(site.size) + " of " +
+                place_in(*site.region, address)}});
 }
 
 void Observer::uninitialised(const Site& site, uintptr_t address) {
   if (already_told(site.number, kMostSites)) return;
-  add_note({Kind::uninitialised, site.code, block_.who(),
+  add_note({Kind::uninitialised,
+            site.code,
+            block_.who(),
             {{"reads " + place_in(*site.region, address) + ", which nobody has written"}}});
 }
 
@@ -235,8 +243,12 @@ void Observer::race(const Site& site, uintptr_t address, Moment other, bool othe
              std::to_string(number / grid.x / grid.y) + ")";
   }
   if (int(other.thread()) == block_.running->id && other.block() == order_.block()) whose = "another thread";
-  add_note({Kind::race, site.code, block_.who(),
-            {{std::string(atomic ? "atomically changes " : site.traffic.write ? "writes " : "reads ") +
+  add_note({Kind::race,
+            site.code,
+            block_.who(),
+            {{std::string(atomic               ? "atomically changes "
+                          : site.traffic.write ? "writes "
+                                               : "reads ") +
                   place_in(*site.region, address) + ", which " + whose + (other_wrote ? " writes" : " reads") + " at ",
               code_of_site(other.site())},
              {", and nothing orders the two"}}});

@@ -34,7 +34,7 @@ struct Site {
   unsigned number = 0;  // the same for all workers
   bool write = false;
   unsigned size = 0;
-  Region* region = nullptr;  // touched last
+  Region* region = nullptr;            // touched last
   std::vector<RequestStream> streams;  // by warp
   SiteTraffic traffic;
 };
@@ -79,9 +79,9 @@ class Observer {
   BlockRunner& block_;
   const Launch* launch_ = nullptr;
   HappensBefore order_;
-  uint64_t launch_floor_ = 0;  // moments below this one are of earlier launches
-  int me_ = 0;                 // the running thread
-  unsigned turn_ = 0;          // so many accesses until others get a turn
+  uint64_t launch_floor_ = 0;                     // moments below this one are of earlier launches
+  int me_ = 0;                                    // the running thread
+  unsigned turn_ = 0;                             // so many accesses until others get a turn
   std::vector<unsigned> lanes_of_warp_;           // masks
   std::vector<std::vector<Site*>> open_streams_;  // by warp: sites that it has touched since its lanes last met
 
@@ -93,7 +93,7 @@ class Observer {
 
   ThreadStorage statics_;                                               // this OS thread's static shared variables
   std::unordered_map<size_t, std::unique_ptr<Region>> static_regions_;  // by place
-  std::vector<Region*> touched_;  // by this launch
+  std::vector<Region*> touched_;                                        // by this launch
   Region dynamic_;
 };
 

@@ -15,7 +15,8 @@ class Moment {
   static constexpr int kThreadBits = 10, kClockBits = 20, kBlockBits = 20, kSiteBits = 12;
   static constexpr int kSiteShift = 2, kThreadShift = kSiteShift + kSiteBits, kClockShift = kThreadShift + kThreadBits;
   static constexpr int kBlockShift = kClockShift + kClockBits;
-  static constexpr uint64_t kFlag = 1;  // of a write: it was atomic. Of a read: others read too, unordered with this one
+  static constexpr uint64_t kFlag =
+      1;  // of a write: it was atomic. Of a read: others read too, unordered with this one
 
   explicit Moment(uint64_t bits) : bits_(bits) {}
   // Without place and flag: what all accesses of a thread between two barriers have in common.
@@ -62,20 +63,20 @@ class Region {
   bool has_byte_cells() const { return bytes_.load(std::memory_order_relaxed) != nullptr; }
 
   bool is_observed() const { return words_ != nullptr; }
-  void observe();            // makes the cells for words
-  void observe_bytes();      // makes the cells for bytes
-  void forget_accesses();    // as if nobody had accessed it
+  void observe();          // makes the cells for words
+  void observe_bytes();    // makes the cells for bytes
+  void forget_accesses();  // as if nobody had accessed it
   void mark_written(uintptr_t address, size_t size, bool is_written);
 
   const Space space;
   const uintptr_t begin;
   size_t bytes;
-  const std::string name;       // of a shared variable
-  bool checks_writing = true;   // false when somebody unobserved may have written here
+  const std::string name;      // of a shared variable
+  bool checks_writing = true;  // false when somebody unobserved may have written here
 
  private:
-  const uintptr_t base_;     // begin, rounded down to a word
-  const size_t capacity_;    // of the shadow, in bytes of memory
+  const uintptr_t base_;   // begin, rounded down to a word
+  const size_t capacity_;  // of the shadow, in bytes of memory
   uint8_t* written_ = nullptr;
   Cell* words_ = nullptr;
   std::atomic<Cell*> bytes_ = nullptr;
@@ -85,6 +86,9 @@ class Region {
 // within a guard zone's distance.
 Region* device_region_at(uintptr_t address);
 Region* device_region_near(uintptr_t address);
+
+// Makes all arrays in device memory ready for observation. Throws flash::Error if there is not enough memory for that.
+void observe_device_memory();
 
 // Calls `visit` for each array in device memory.
 void for_each_device_region(void (*visit)(Region&));

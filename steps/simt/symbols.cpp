@@ -19,9 +19,9 @@ namespace simt {
 namespace {
 
 struct Symbol {
-  size_t begin, end;   // of a function: from the program's load address
+  size_t begin, end;  // of a function: from the program's load address
   std::string mangled;
-  int file;            // counts the translation units, 0 for symbols seen outside their own
+  int file;  // counts the translation units, 0 for symbols seen outside their own
 };
 
 struct SymbolTable {
@@ -113,8 +113,8 @@ const std::vector<SharedVariable>& all_shared_variables() {
       // A local variable's mangled name holds that of its function: _ZZ <function> E <variable>.
       if (!symbol.mangled.starts_with("_ZZ")) continue;
       const std::string name = demangle(symbol.mangled);
-      all.push_back({symbol.begin, symbol.end, name.substr(name.rfind(':') + 1),
-                     "_Z" + symbol.mangled.substr(3), symbol.file});
+      all.push_back(
+          {symbol.begin, symbol.end, name.substr(name.rfind(':') + 1), "_Z" + symbol.mangled.substr(3), symbol.file});
     }
     return all;
   }();

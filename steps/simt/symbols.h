@@ -12,19 +12,20 @@ size_t load_address();
 // "scores<64>" for the address of a kernel.
 const std::string& kernel_name(const void* kernel);
 
-// A static variable with thread storage: that is what a __shared__ variable becomes. Its place is counted from the start
-// of a thread's copy of the program's thread-local storage.
+// A static variable with thread storage: that is what a __shared__ variable becomes. Its place is counted from the
+// start of a thread's copy of the program's thread-local storage.
 struct SharedVariable {
   size_t begin, end;
-  std::string name;            // without scope
-  std::string function;        // that it stands in, mangled
-  int file;                    // which translation unit, to tell apart the two builds of a kernel file
+  std::string name;      // without scope
+  std::string function;  // that it stands in, mangled
+  int file;              // which translation unit, to tell apart the two builds of a kernel file
 };
 
 // The variable at this place; null if there is none.
 const SharedVariable* shared_variable_at(size_t place);
 
-// Whether at this place there is a variable of the program that is not local to a function, or a flag of the compiler's.
+// Whether at this place there is a variable of the program that is not local to a function, or a flag of the
+// compiler's.
 bool is_other_variable(size_t place);
 
 // Those that stand in the body of this kernel.

@@ -1,9 +1,9 @@
 // Puts the accesses of a warp's lanes together again into the requests that a GPU would make of them, and counts what
 // memory would have to do for each.
 //
-// The executor's lanes run one after the other. The n-th access of each lane at one place in the code, counted since all
-// of the warp's lanes last met, is taken for the same instruction. Where lanes go different ways through a loop this
-// may pair accesses that a GPU would not; in code without such loops the counts are exact.
+// The executor's lanes run one after the other. The n-th access of each lane at one place in the code, counted since
+// all of the warp's lanes last met, is taken for the same instruction. Where lanes go different ways through a loop
+// this may pair accesses that a GPU would not; in code without such loops the counts are exact.
 #pragma once
 #include <cstdint>
 #include <vector>

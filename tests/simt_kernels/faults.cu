@@ -51,14 +51,20 @@ __global__ void two_barriers(float* data, float* result) {  // as many arrive as
 
 __global__ void warp_and_block_barrier(float* data, float* result) {
   result[threadIdx.x] = data[threadIdx.x];
-  line = __LINE__ + 1;
-  if (threadIdx.x % 2) __syncwarp(); else __syncthreads();
+  line = __LINE__ + 2;
+  if (threadIdx.x % 2)
+    __syncwarp();
+  else
+    __syncthreads();
 }
 
 __global__ void different_collectives(float* data, float* result) {
   result[threadIdx.x] = data[threadIdx.x];
-  line = __LINE__ + 1;
-  if (threadIdx.x % 2) __syncwarp(); else result[threadIdx.x] = __shfl_sync(kAll, 1.0f, 0);
+  line = __LINE__ + 2;
+  if (threadIdx.x % 2)
+    __syncwarp();
+  else
+    result[threadIdx.x] = __shfl_sync(kAll, 1.0f, 0);
 }
 
 __global__ void not_in_own_mask(float* data, float* result) {
@@ -131,8 +137,11 @@ __global__ void two_readers(float* data, float* result) {  // the last reader wr
 }
 
 __global__ void atomic_and_plain(float* data, float*) {
-  line = __LINE__ + 1;
-  if (threadIdx.x == 0) data[0] = 1.0f; else atomicAdd(&data[0], 1.0f);
+  line = __LINE__ + 2;
+  if (threadIdx.x == 0)
+    data[0] = 1.0f;
+  else
+    atomicAdd(&data[0], 1.0f);
 }
 
 __global__ void blocks_write_one_word(float*, float* result) {
@@ -232,38 +241,70 @@ void Kernels<kTarget>::fault(Fault fault, float* data, float* result) {
     launch(kernel, blocks, threads, smem_bytes, nullptr, data, result);
   };
   switch (fault) {
-    case Fault::none: return run(none);
-    case Fault::early_exit: return run(early_exit);
-    case Fault::barrier_in_branch: return run(barrier_in_branch);
-    case Fault::two_barriers: return run(two_barriers);
-    case Fault::warp_and_block_barrier: return run(warp_and_block_barrier);
-    case Fault::different_collectives: return run(different_collectives);
-    case Fault::not_in_own_mask: return run(not_in_own_mask);
-    case Fault::overlapping_masks: return run(overlapping_masks);
-    case Fault::absent_lane: return run(absent_lane);
-    case Fault::beyond_last_lane: return run(beyond_last_lane, 1, 40);
-    case Fault::exception: return run(exception);
-    case Fault::missing_barrier: return run(missing_barrier);
-    case Fault::missing_syncwarp: return run(missing_syncwarp);
-    case Fault::shuffle_for_barrier: return run(shuffle_for_barrier);
-    case Fault::byte_race: return run(byte_race);
-    case Fault::two_readers: return run(two_readers);
-    case Fault::atomic_and_plain: return run(atomic_and_plain);
-    case Fault::blocks_write_one_word: return run(blocks_write_one_word, 2);
-    case Fault::blocks_read_after_write: return run(blocks_read_after_write, 2);
-    case Fault::past_end: return run(past_end);
-    case Fault::before_start: return run(before_start);
-    case Fault::host_pointer: return run(host_pointer);
-    case Fault::past_dynamic_shared: return run(past_dynamic_shared, 1, 64, 64 * sizeof(float));
-    case Fault::far_past_static_shared: return run(far_past_static_shared);
-    case Fault::past_static_shared_0: return run(past_static_shared<0>);
-    case Fault::past_static_shared_1: return run(past_static_shared<1>);
-    case Fault::past_static_shared_2: return run(past_static_shared<2>);
-    case Fault::row_overflow: return launch(row_overflow, 1, 64, 0, nullptr, data, result, 34);
-    case Fault::misaligned: return run(misaligned);
-    case Fault::uninitialised_static: return run(uninitialised_static);
-    case Fault::uninitialised_dynamic: return run(uninitialised_dynamic, 1, 64, 64 * sizeof(float));
-    case Fault::uninitialised_global: return run(uninitialised_global);
+    case Fault::none:
+      return run(none);
+    case Fault::early_exit:
+      return run(early_exit);
+    case Fault::barrier_in_branch:
+      return run(barrier_in_branch);
+    case Fault::two_barriers:
+      return run(two_barriers);
+    case Fault::warp_and_block_barrier:
+      return run(warp_and_block_barrier);
+    case Fault::different_collectives:
+      return run(different_collectives);
+    case Fault::not_in_own_mask:
+      return run(not_in_own_mask);
+    case Fault::overlapping_masks:
+      return run(overlapping_masks);
+    case Fault::absent_lane:
+      return run(absent_lane);
+    case Fault::beyond_last_lane:
+      return run(beyond_last_lane, 1, 40);
+    case Fault::exception:
+      return run(exception);
+    case Fault::missing_barrier:
+      return run(missing_barrier);
+    case Fault::missing_syncwarp:
+      return run(missing_syncwarp);
+    case Fault::shuffle_for_barrier:
+      return run(shuffle_for_barrier);
+    case Fault::byte_race:
+      return run(byte_race);
+    case Fault::two_readers:
+      return run(two_readers);
+    case Fault::atomic_and_plain:
+      return run(atomic_and_plain);
+    case Fault::blocks_write_one_word:
+      return run(blocks_write_one_word, 2);
+    case Fault::blocks_read_after_write:
+      return run(blocks_read_after_write, 2);
+    case Fault::past_end:
+      return run(past_end);
+    case Fault::before_start:
+      return run(before_start);
+    case Fault::host_pointer:
+      return run(host_pointer);
+    case Fault::past_dynamic_shared:
+      return run(past_dynamic_shared, 1, 64, 64 * sizeof(float));
+    case Fault::far_past_static_shared:
+      return run(far_past_static_shared);
+    case Fault::past_static_shared_0:
+      return run(past_static_shared<0>);
+    case Fault::past_static_shared_1:
+      return run(past_static_shared<1>);
+    case Fault::past_static_shared_2:
+      return run(past_static_shared<2>);
+    case Fault::row_overflow:
+      return launch(row_overflow, 1, 64, 0, nullptr, data, result, 34);
+    case Fault::misaligned:
+      return run(misaligned);
+    case Fault::uninitialised_static:
+      return run(uninitialised_static);
+    case Fault::uninitialised_dynamic:
+      return run(uninitialised_dynamic, 1, 64, 64 * sizeof(float));
+    case Fault::uninitialised_global:
+      return run(uninitialised_global);
   }
 }
 

@@ -48,21 +48,21 @@ enum class Fault {
 template <flash::Target kTarget>
 struct Kernels {
   // words.cu
-  static void integer_words(const int* in, int* out, int count);      // kIntegerWords results for each number
-  static void float_words(const float* in, float* out, int count);    // kFloatWords results for each number
-  static void vector_words(const float* in, float* out);              // 16 floats
+  static void integer_words(const int* in, int* out, int count);    // kIntegerWords results for each number
+  static void float_words(const float* in, float* out, int count);  // kFloatWords results for each number
+  static void vector_words(const float* in, float* out);            // 16 floats
   static void round_to_half(const float* in, uint16_t* bits, float* back, int count);
   static void round_to_bfloat16(const float* in, uint16_t* bits, float* back, int count);
-  static void half_words(const float* in, float* out);                // in: 4 numbers, out: 32
-  static void constants(float* out);                                  // 4 floats
+  static void half_words(const float* in, float* out);  // in: 4 numbers, out: 32
+  static void constants(float* out);                    // 4 floats
 
   // collectives.cu
   static void indices(uint32_t* out, const uint32_t (&grid)[3], const uint32_t (&block)[3]);  // 6 a thread
-  static void shuffles(int* out, int threads, int width);  // 4 results a thread
-  static void shuffle_types(double* out);                  // 6 results a lane
-  static void votes(unsigned* out, int threads);           // 6 results a thread
-  static void partial_masks(int* out);                     // 32
-  static void atomics(int* ints, float* sum, unsigned long long* big, int blocks);  // 8 ints
+  static void shuffles(int* out, int threads, int width);                                     // 4 results a thread
+  static void shuffle_types(double* out);                                                     // 6 results a lane
+  static void votes(unsigned* out, int threads);                                              // 6 results a thread
+  static void partial_masks(int* out);                                                        // 32
+  static void atomics(int* ints, float* sum, unsigned long long* big, int blocks);            // 8 ints
   static void reverse(const float* in, float* out, int count);  // shared memory, static and dynamic
   static void unwritten_shared(float* out, int blocks);         // 2 floats a block
   static void softmax_rows(const float* in, float* out, int rows, int columns);
@@ -78,7 +78,7 @@ struct Kernels {
 
   // faults.cu
   static void fault(Fault fault, float* data, float* result);
-  static int fault_line();  // of the last fault
+  static int fault_line();                      // of the last fault
   static void overrun(float* data, int index);  // writes data[index]
 };
 

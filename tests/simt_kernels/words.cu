@@ -104,10 +104,12 @@ __device__ void arithmetic(Two a, Two b, One x, One y, float* out) {
 
 __global__ void half_arithmetic(const float* in, float* out) {
   const float2 two = *reinterpret_cast<const float2*>(in);
-  arithmetic(__float22half2_rn(two), __floats2half2_rn(in[2], in[3]), __float2half_rn(in[0]), __float2half_rn(in[1]), out);
+  arithmetic(__float22half2_rn(two), __floats2half2_rn(in[2], in[3]), __float2half_rn(in[0]), __float2half_rn(in[1]),
+             out);
   arithmetic(__float22bfloat162_rn(two), __floats2bfloat162_rn(in[2], in[3]), __float2bfloat16_rn(in[0]),
              __float2bfloat16_rn(in[1]), out + 9);
-  const float2 h = __half22float2(__halves2half2(__low2half(__float2half2_rn(in[0])), __high2half(__half2half2(in[1]))));
+  const float2 h =
+      __half22float2(__halves2half2(__low2half(__float2half2_rn(in[0])), __high2half(__half2half2(in[1]))));
   const float2 b = __bfloat1622float2(
       __halves2bfloat162(__low2bfloat16(__float2bfloat162_rn(in[0])), __high2bfloat16(__float2bfloat162_rn(in[1]))));
   out[18] = h.x;
