@@ -82,20 +82,25 @@ void clear_unseen(Matrix<Scalar>& matrix, const std::vector<int>& seen) {
   for (size_t r = 0; r < seen.size(); ++r) matrix.row(r).tail(matrix.cols() - seen[r]).setZero();
 }
 
-// A · B. The baseline (float) adds up each element's products one after the other, as a thread of an unfused kernel
-// does; Eigen would spread them over several partial sums, which rounds less than any such kernel can.
+// sum += A · B. The baseline (float) adds up each element's products one after the other, as a thread of an unfused
+// kernel does; Eigen would spread them over several partial sums, which rounds less than any such kernel can.
 template <class Scalar, class Left, class Right>
-Matrix<Scalar> product(const Left& A, const Right& B) {
+void add_product(Matrix<Scalar>& sum, const Left& A, const Right& B) {
   if constexpr (!std::is_same_v<Scalar, float>) {
-    return A * B;
+    sum.noalias() += A * B;
   } else {
     const Matrix<Scalar> rows = B;  // row by row in memory
-    Matrix<Scalar> C = Matrix<Scalar>::Zero(A.rows(), B.cols());
     for (Eigen::Index r = 0; r < A.rows(); ++r) {
-      for (Eigen::Index t = 0; t < A.cols(); ++t) C.row(r) += A(r, t) * rows.row(t);
+      for (Eigen::Index t = 0; t < A.cols(); ++t) sum.row(r) += A(r, t) * rows.row(t);
     }
-    return C;
   }
+}
+
+template <class Scalar, class Left, class Right>
+Matrix<Scalar> product(const Left& A, const Right& B) {
+  Matrix<Scalar> sum = Matrix<Scalar>::Zero(A.rows(), B.cols());
+  add_product(sum, A, B);
+  return sum;
 }
 
 // The sum of a row's elements, for the baseline again one after the other.
@@ -107,17 +112,22 @@ Scalar sum_of(const Row& row) {
   return sum;
 }
 
-// weights · values, summed over the terms that count. The weights of the others are 0, and that is enough unless a
+// sum += weights · values, over the terms that count. The weights of the others are 0, and that is enough unless a
 // value is NaN or ∞: 0 · NaN is NaN.
 template <class Scalar, class Weights, class Counts>
-Matrix<Scalar> sum_of_terms(const Weights& weights, const Matrix<Scalar>& values, Counts counts) {
-  if (values.allFinite()) return product<Scalar>(weights, values);
-  Matrix<Scalar> sum = Matrix<Scalar>::Zero(weights.rows(), values.cols());
+void add_terms(Matrix<Scalar>& sum, const Weights& weights, const Matrix<Scalar>& values, Counts counts) {
+  if (values.allFinite()) return add_product(sum, weights, values);
   for (Eigen::Index r = 0; r < weights.rows(); ++r) {
     for (Eigen::Index t = 0; t < weights.cols(); ++t) {
       if (counts(r, t)) sum.row(r) += weights(r, t) * values.row(t);
     }
   }
+}
+
+template <class Scalar, class Weights, class Counts>
+Matrix<Scalar> sum_of_terms(const Weights& weights, const Matrix<Scalar>& values, Counts counts) {
+  Matrix<Scalar> sum = Matrix<Scalar>::Zero(weights.rows(), values.cols());
+  add_terms(sum, weights, values, counts);
   return sum;
 }
 
@@ -382,8 +392,8 @@ void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, 
 
       compute_weights(tile);
       compute_dS(tile);
-      dV += sum_of_terms(tile.weights.transpose(), tile.dO, keeps);
-      dK += sum_of_terms(tile.dS.transpose(), tile.Q, sees);
+      add_terms(dV, tile.weights.transpose(), tile.dO, keeps);
+      add_terms(dK, tile.dS.transpose(), tile.Q, sees);
       if constexpr (kWithNoise) {
         dV_noise2 += sum_of_terms<Scalar>(tile.weights_noise2.transpose(), tile.dO.cwiseAbs2(), keeps);
         dK_noise2 += sum_of_terms<Scalar>(tile.dS_noise2.transpose(), tile.Q.cwiseAbs2(), sees);

@@ -4,13 +4,12 @@
 #include <vector>
 
 #include "harness/problem.h"
+#include "harness/tensors.h"
 
 namespace flash::reference {
 
-// Host tensors in the layout of Problem. dO may be left empty when no gradient is asked for.
-struct Inputs {
-  std::vector<double> Q, K, V, dO;
-};
+// Q, K, V and dO; dO may be empty when no gradient is asked for. The other members are not looked at.
+using Inputs = HostTensors;
 
 // Which rows are computed. Rows of O, LSE, dQ are numbered (b·Hq + h)·Nq + i, rows of dK, dV (b·Hkv + h)·Nk + j.
 struct Selection {

@@ -344,6 +344,8 @@ TEST_CASE_TEMPLATE("shared memory, static and dynamic", K, Plain, Observed) {
 }
 
 TEST_CASE("unwritten shared memory is NaN in every block") {
+  KeepOptions keep;
+  simt::options().workers = 1;  // so that each block follows one that has written
   Array<float> out(2 * 10);
   Plain::unwritten_shared(out.get(), 10);
   for (float x : out.download()) CHECK(std::isnan(x));
@@ -388,6 +390,17 @@ TEST_CASE_TEMPLATE("grids and blocks that are refused, or nothing", K, Plain, Ob
   CHECK_THROWS_WITH_AS(K::empty({1, 65536, 1}, {1, 1, 1}, 0), doctest::Contains("65535"), flash::Error);
   CHECK_THROWS_AS(K::empty({1, 1, 65536}, {1, 1, 1}, 0), flash::Error);
   CHECK_THROWS_WITH_AS(K::empty({1, 1, 1}, {1, 1, 1}, (227 << 10) + 1), doctest::Contains("232449"), flash::Error);
+}
+
+TEST_CASE("more blocks than the observer has numbers for") {
+  const uint32_t many = 600'000;
+  Array<float> a(ramp(128)), b(128);
+  for (int i = 0; i < 3; ++i) {  // numbers begin anew in between
+    Observed::strided_copy(a.get(), b.get(), 1, 1);
+    Observed::empty({many, 1, 1}, {1, 1, 1}, 0);
+  }
+  Observed::strided_copy(a.get(), b.get(), 1, 1);
+  CHECK_THROWS_WITH_AS(Observed::empty({1 << 20, 1, 1}, {1, 1, 1}, 0), doctest::Contains("1048575"), flash::Error);
 }
 
 // ---- Mistakes
@@ -519,6 +532,7 @@ TEST_CASE("memory that a plain launch has written is not taken for unwritten") {
   Array<float> data(ramp(256)), result(64);
   Plain::fault(Fault::none, data.get(), result.get());
   Observed::fault(Fault::uninitialised_global, data.get(), result.get());
+  simt::write(result.get(), ramp(64).data(), 64 * sizeof(float));
   simt::poison(result.get(), 64 * sizeof(float));
   CHECK_THROWS_AS(Observed::fault(Fault::uninitialised_global, data.get(), result.get()), flash::KernelFault);
 }

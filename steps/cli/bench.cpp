@@ -126,7 +126,7 @@ class Bench {
       total += t;
       if (i >= 3) ms.push_back(t);  // the first ones warm up
     }
-    prepared.front()->finish(tensors);
+    prepared.front()->finish();
     std::sort(ms.begin(), ms.end());
     const double median = percentile(ms, 0.5);
     const double bound_ms = 1e3 * std::max(flops(p, pass) / rates_.fp32_flops, least_bytes(p, pass) / rates_.hbm_bytes);

@@ -5,6 +5,7 @@
 #include "cli/files.h"
 #include "cli/npy.h"
 #include "cli/options.h"
+#include "cli/verify.h"
 #include "harness/inputs.h"
 #include "harness/runner.h"
 
@@ -62,17 +63,6 @@ const RegisteredStep& only_step(const std::string& prefix, Pass pass) {
   return *fitting.front();
 }
 
-// The forward pass whose O and LSE a backward pass without one of its own takes: the nearest step before it that can.
-const RegisteredStep& forward_before(const RegisteredStep& step, const Problem& p, DeviceKind device) {
-  const RegisteredStep* found = nullptr;
-  for (const RegisteredStep& other : all_steps()) {
-    if (&other == &step) break;
-    if (target_for(other, device, false) && !why_unsupported(other, p, Pass::forward)) found = &other;
-  }
-  if (!found) throw Error(step.id + " needs O and LSE, and no step before it has a forward pass for " + describe(p));
-  return *found;
-}
-
 int run(const RunOptions& o) {
   const Pass pass = o.grad_out.empty() ? Pass::forward : Pass::backward;
   const RegisteredStep& step = only_step(o.step, pass);
@@ -103,18 +93,22 @@ int run(const RunOptions& o) {
   if (pass == Pass::backward && !forward_of(step)) {
     const RegisteredStep& forward = forward_before(step, p, chosen.device->kind());
     story += ", with O and LSE from " + forward.id;
-    run_step(*chosen.device, *target_for(forward, chosen.device->kind(), false), forward, Pass::forward, p, tensors);
+    const Target forward_target = *target_for(forward, chosen.device->kind(), false);
+    const HostTensors made = run_step(*chosen.device, forward_target, forward, Pass::forward, p, tensors).tensors;
+    tensors.O = made.O;
+    tensors.LSE = made.LSE;
   }
-  run_step(*chosen.device, *target, step, pass, p, tensors);
+  HostTensors results = run_step(*chosen.device, *target, step, pass, p, tensors).tensors;
+  if (results.O.empty()) results.O = tensors.O, results.LSE = tensors.LSE;
 
   const auto sizes = [](const Array4& a) { return std::vector<size_t>(a.shape.begin(), a.shape.end()); };
   const std::filesystem::path folder(o.out);
-  std::vector<OutputFile> files = {{folder / "o.npy", npy_bytes(sizes(Q), tensors.O)},
-                                   {folder / "lse.npy", npy_bytes({Q.shape[0], Q.shape[1], Q.shape[2]}, tensors.LSE)}};
+  std::vector<OutputFile> files = {{folder / "o.npy", npy_bytes(sizes(Q), results.O)},
+                                   {folder / "lse.npy", npy_bytes({Q.shape[0], Q.shape[1], Q.shape[2]}, results.LSE)}};
   if (pass == Pass::backward) {
-    files.push_back({folder / "dq.npy", npy_bytes(sizes(Q), tensors.dQ)});
-    files.push_back({folder / "dk.npy", npy_bytes(sizes(K), tensors.dK)});
-    files.push_back({folder / "dv.npy", npy_bytes(sizes(K), tensors.dV)});
+    files.push_back({folder / "dq.npy", npy_bytes(sizes(Q), results.dQ)});
+    files.push_back({folder / "dk.npy", npy_bytes(sizes(K), results.dK)});
+    files.push_back({folder / "dv.npy", npy_bytes(sizes(K), results.dV)});
   }
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);

@@ -87,7 +87,7 @@ class Tour {
     // Counted on the CPU executor, and checked there too when there is no GPU.
     const std::optional<Target> observed = target_for(step, DeviceKind::cpu, true);
     Outcome outcome = verify(cpu_device(), observed.value(), step, pass, question_for(p));
-    const std::optional<Traffic> traffic = outcome.report.traffic;
+    const std::optional<Traffic> traffic = outcome.traffic;
     bool pass_everywhere = note(step, pass, outcome);
     const std::optional<Target> on_gpu = target_for(step, chosen_.device->kind(), false);
     const bool gpu = chosen_.device->kind() == DeviceKind::gpu;
@@ -106,14 +106,14 @@ class Tour {
                {"error", faulty ? Row(nullptr) : Row(worst.error)},
                {"allowed", faulty ? Row(nullptr) : Row(worst.allowed)},
                {"ok", pass_everywhere},
-               {"scratch_kb", double(outcome.report.scratch_bytes) / 1024},
+               {"scratch_kb", double(outcome.scratch_bytes) / 1024},
                {"hbm_mb", traffic ? Row(double(traffic->read_bytes + traffic->write_bytes) / 1e6) : Row(nullptr)}};
     if (gpu) add_speed(row, step, pass, on_gpu);
     rows_.push_back(row);
   }
 
   void add_speed(Row& row, const RegisteredStep& step, Pass pass, std::optional<Target> target) {
-    row["ms"] = row["tflops"] = row["speedup"] = nullptr;
+    for (const char* column : {"ms", "tflops", "speedup"}) row[column] = nullptr;
     Problem p = large_problem();
     p.dtype = dtype_shown(step.info());
     if (!target || why_unsupported(step, p, pass)) return;

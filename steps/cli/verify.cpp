@@ -6,10 +6,10 @@ namespace flash::cli {
 
 namespace {
 
-// The inputs in double, twice, and what the oracle and the baseline make of them.
+// Inputs and results in double, what the oracle and the baseline make of them, and the rows' statistics of the oracle.
 void require_host_memory(const Problem& p, bool whole_answers) {
   const double elements = double(p.q_elements()) + double(p.kv_elements());
-  const double needed = elements * sizeof(double) * (whole_answers ? 10 : 5);
+  const double needed = elements * sizeof(double) * (whole_answers ? 9 : 5) + double(p.query_rows()) * 40;
   const double free = double(cpu_device().free_bytes());
   if (needed > free)
     throw Error("checking " + describe(p) + " needs about " + std::to_string(long(needed / 1e9) + 1) +
@@ -22,36 +22,56 @@ void require_host_memory(const Problem& p, bool whole_answers) {
 Question::Question(const Problem& problem, bool with_gradient, int sample_rows) : problem_(problem) {
   require_host_memory(problem, sample_rows == 0);
   inputs_ = random_tensors(problem, problem.seed);
-  reference::Inputs inputs{inputs_.Q, inputs_.K, inputs_.V, {}};
-  if (with_gradient) inputs.dO = inputs_.dO;
+  if (!with_gradient) inputs_.dO.clear();
   reference::Selection selection;
-  if (sample_rows > 0) {
-    selection = reference::sample(problem, sample_rows, 2, problem.seed);
-    everything_ = selection.everything;
+  if (sample_rows > 0) selection = reference::sample(problem, sample_rows, 2, problem.seed);
+  everything_ = selection.everything;
+  oracle_ = std::make_unique<reference::Oracle>(problem, inputs_, selection);
+  if (everything_) {
+    inputs_.O = oracle_->O();
+    inputs_.LSE = oracle_->LSE();
   }
-  oracle_ = std::make_unique<reference::Oracle>(problem, inputs, selection);
+}
+
+const RegisteredStep& forward_before(const RegisteredStep& step, const Problem& p, DeviceKind device) {
+  const RegisteredStep* found = nullptr;
+  for (const RegisteredStep& other : all_steps()) {
+    if (&other == &step) break;
+    if (target_for(other, device, false) && !why_unsupported(other, p, Pass::forward)) found = &other;
+  }
+  if (!found) throw Error(step.id + " needs O and LSE, and no step before it has a forward pass for " + describe(p));
+  return *found;
 }
 
 Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass pass, const Question& question) {
-  HostTensors tensors = question.inputs();
+  const Problem& p = question.problem();
   const reference::Oracle& oracle = question.oracle();
-  if (pass == Pass::backward && !forward_of(step)) {
-    tensors.O = oracle.O();
-    tensors.LSE = oracle.LSE();
-  }
   Outcome outcome;
+  StepResult result;
   try {
-    outcome.report = run_step(device, target, step, pass, question.problem(), tensors);
+    if (pass == Pass::backward && !question.everything() && !forward_of(step)) {
+      const RegisteredStep& forward = forward_before(step, p, device.kind());
+      HostTensors inputs = question.inputs();
+      const HostTensors made =
+          run_step(device, *target_for(forward, device.kind(), false), forward, Pass::forward, p, inputs).tensors;
+      inputs.O = made.O;
+      inputs.LSE = made.LSE;
+      result = run_step(device, target, step, pass, p, inputs);
+    } else {
+      result = run_step(device, target, step, pass, p, question.inputs());
+    }
   } catch (const KernelFault& fault) {
     outcome.fault = fault.what();
     return outcome;
   }
+  outcome.scratch_bytes = result.scratch_bytes;
+  outcome.traffic = result.traffic;
+  const HostTensors& x = result.tensors;
   if (pass == Pass::forward) {
-    outcome.outputs = {{"O", oracle.judge_O(tensors.O)}, {"LSE", oracle.judge_LSE(tensors.LSE)}};
+    outcome.outputs = {{"O", oracle.judge_O(x.O)}, {"LSE", oracle.judge_LSE(x.LSE)}};
   } else {
-    outcome.outputs = {{"dQ", oracle.judge_dQ(tensors.dQ)},
-                       {"dK", oracle.judge_dK(tensors.dK)},
-                       {"dV", oracle.judge_dV(tensors.dV)}};
+    outcome.outputs = {
+        {"dQ", oracle.judge_dQ(x.dQ)}, {"dK", oracle.judge_dK(x.dK)}, {"dV", oracle.judge_dV(x.dV)}};
   }
   outcome.pass = true;
   for (const auto& [name, verdict] : outcome.outputs) outcome.pass = outcome.pass && verdict.pass;

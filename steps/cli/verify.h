@@ -2,8 +2,8 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "harness/registry.h"
@@ -15,7 +15,7 @@ namespace flash::cli {
 // A problem with its inputs and the oracle's answers, computed once for all steps that are asked it.
 class Question {
  public:
-  // `sample_rows` > 0: the oracle answers for about that many rows of each output only.
+  // Random inputs. `sample_rows` > 0: the oracle answers for about that many rows of each output only.
   Question(const Problem& problem, bool with_gradient, int sample_rows = 0);
 
   const Problem& problem() const { return problem_; }
@@ -35,9 +35,16 @@ struct Outcome {
   bool pass = false;
   std::map<std::string, reference::Verdict> outputs;  // "O", "LSE" or "dQ", "dK", "dV"; empty after a fault
   std::string fault;                                  // what the kernel did that no kernel may do
-  RunReport report;
+  size_t scratch_bytes = 0;
+  std::optional<Traffic> traffic;  // where the kernels are observed
 };
 
+// A backward pass without a forward pass of its own gets O and LSE from the oracle; where that has only a sample of them,
+// from the nearest forward step before it.
 Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass pass, const Question& question);
+
+// The forward pass whose O and LSE a backward pass without one of its own takes: the nearest step before it that can
+// solve the problem on this device. Throws Error if there is none.
+const RegisteredStep& forward_before(const RegisteredStep& step, const Problem& problem, DeviceKind device);
 
 }  // namespace flash::cli

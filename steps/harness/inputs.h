@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "harness/problem.h"
-#include "harness/runner.h"
+#include "harness/tensors.h"
 
 namespace flash {
 

@@ -32,6 +32,7 @@ PreparedStep::PreparedStep(Device& device, Target target, const RegisteredStep& 
   if (forward != &step) add_workspace(workspace_of(build, p));
   if (forward) {
     run_forward_first(*forward, target);
+    ran_forward_ = true;
   } else {
     tensors_.O = input("O", p.dtype, p.q_elements(), host.O);
     tensors_.LSE = input("LSE", lse_type_, p.query_rows(), host.LSE);
@@ -91,7 +92,7 @@ void PreparedStep::run_forward_first(const RegisteredStep& forward, Target targe
   for (const Buffer& buffer : passing) buffer.check_guards();
 }
 
-void PreparedStep::finish(HostTensors& host) const {
+HostTensors PreparedStep::finish() const {
   device_.synchronize();
   for (const Buffer& buffer : buffers_) buffer.check_guards();
   const auto fetch = [&](const void* from, DType type, size_t elements) {
@@ -100,23 +101,26 @@ void PreparedStep::finish(HostTensors& host) const {
     return decode(type, bytes);
   };
   const Problem& p = problem_;
-  host.O = fetch(tensors_.O, p.dtype, p.q_elements());
-  host.LSE = fetch(tensors_.LSE, lse_type_, p.query_rows());
-  if (pass_ == Pass::forward) return;
-  host.dQ = fetch(tensors_.dQ, p.dtype, p.q_elements());
-  host.dK = fetch(tensors_.dK, p.dtype, p.kv_elements());
-  host.dV = fetch(tensors_.dV, p.dtype, p.kv_elements());
+  HostTensors results;
+  if (pass_ == Pass::forward || ran_forward_) {
+    results.O = fetch(tensors_.O, p.dtype, p.q_elements());
+    results.LSE = fetch(tensors_.LSE, lse_type_, p.query_rows());
+  }
+  if (pass_ == Pass::forward) return results;
+  results.dQ = fetch(tensors_.dQ, p.dtype, p.q_elements());
+  results.dK = fetch(tensors_.dK, p.dtype, p.kv_elements());
+  results.dV = fetch(tensors_.dV, p.dtype, p.kv_elements());
+  return results;
 }
 
-RunReport run_step(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& problem,
-                   HostTensors& tensors) {
-  const PreparedStep prepared(device, target, step, pass, problem, tensors);
+StepResult run_step(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& problem,
+                    const HostTensors& inputs) {
+  const PreparedStep prepared(device, target, step, pass, problem, inputs);
   device.reset_traffic();
   prepared.launch();
-  prepared.finish(tensors);
-  RunReport report{prepared.scratch_bytes(), std::nullopt};
-  if (target == Target::cpu_observed) report.traffic = device.traffic();
-  return report;
+  StepResult result{prepared.finish(), prepared.scratch_bytes(), std::nullopt};
+  if (target == Target::cpu_observed) result.traffic = device.traffic();
+  return result;
 }
 
 std::optional<Target> target_for(const RegisteredStep& step, DeviceKind device, bool observe) {

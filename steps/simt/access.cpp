@@ -40,7 +40,7 @@ inline bool Observer::conflicts(Moment earlier) const {
 // second, only the second is kept, with a flag: that is enough to find a write by any third thread, or by the second
 // one itself if it has met nobody since.
 template <bool kWrite>
-inline void Observer::check_cell(const Site& site, Cell& cell, uintptr_t address, bool atomic) {
+SIMT_INLINE void Observer::check_cell(const Site& site, Cell& cell, uintptr_t address, bool atomic) {
   const uint64_t stamp = order_.stamp(me_);
   // Moments below this one come before this access anyway. In shared memory those of other blocks are meaningless.
   const uint64_t floor = site.traffic.shared ? order_.floor() : launch_floor_;
@@ -68,7 +68,7 @@ inline void Observer::check_cell(const Site& site, Cell& cell, uintptr_t address
 // Checks all cells of an access. Words have cells of their own; single bytes and halves have others, which accesses to
 // whole words look at only when there are any.
 template <unsigned kSize, bool kWrite>
-inline void Observer::check_order(const Site& site, uintptr_t address, bool atomic) {
+SIMT_INLINE void Observer::check_order(const Site& site, uintptr_t address, bool atomic) {
   Region& region = *site.region;
   if constexpr (kSize >= 4) {
     Cell* cells = region.words(address);
@@ -131,11 +131,16 @@ inline __attribute__((always_inline)) void report_access(const void* address, co
   if (simt::Observer* observer = simt::observing) observer->access<kSize, kWrite>(uintptr_t(address), code, false);
 }
 
-// A copy of a struct that is no power of two in size, taken as one of words.
+// A copy of a struct whose size is no power of two, taken as one of words, or of bytes.
 void report_range(const void* begin, size_t bytes, bool write, const void* code) {
   const auto* from = static_cast<const char*>(begin);
-  for (size_t i = 0; i < bytes; i += 4)
-    write ? report_access<4, true>(from + i, code) : report_access<4, false>(from + i, code);
+  if ((uintptr_t(begin) | bytes) % 4 == 0) {
+    for (size_t i = 0; i < bytes; i += 4)
+      write ? report_access<4, true>(from + i, code) : report_access<4, false>(from + i, code);
+  } else {
+    for (size_t i = 0; i < bytes; ++i)
+      write ? report_access<1, true>(from + i, code) : report_access<1, false>(from + i, code);
+  }
 }
 
 }  // namespace
@@ -146,12 +151,6 @@ void report_range(const void* begin, size_t bytes, bool write, const void* code)
   void __tsan_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }           \
   void __tsan_unaligned_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); } \
   void __tsan_unaligned_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }
-
-// What -fsanitize=bounds tells of the place: the start of a larger struct.
-struct BoundsCheck {
-  const char* file;
-  uint32_t line, column;
-};
 
 extern "C" {
 SIMT_DEFINE_HOOKS(1)
@@ -167,22 +166,32 @@ void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
   report_range(to, bytes, true, SIMT_CALLER);
   return std::memcpy(to, from, bytes);
 }
+void* __tsan_memmove(void* to, const void* from, size_t bytes) {
+  report_range(from, bytes, false, SIMT_CALLER);
+  report_range(to, bytes, true, SIMT_CALLER);
+  return std::memmove(to, from, bytes);
+}
 void* __tsan_memset(void* to, int value, size_t bytes) {
   report_range(to, bytes, true, SIMT_CALLER);
   return std::memset(to, value, bytes);
 }
 
-void __ubsan_handle_out_of_bounds(BoundsCheck* where, uintptr_t index) {
+void __ubsan_handle_out_of_bounds(void* /*description*/, uintptr_t index) {
   simt::Observer* observer = simt::observing;
   if (!observer) return;  // host code in a kernel file
-  simt::observing = nullptr;
-  (void)where;
   observer->block().fail(simt::Kind::bad_index, SIMT_CALLER,
                          {{"index " + std::to_string(long(index)) + " of an array of fixed size"}});
+}
+
+// In host functions of a kernel file: for static variables, and for the reference counts of the standard library.
+int8_t __tsan_atomic8_load(const volatile int8_t* address, int) { return __atomic_load_n(address, __ATOMIC_SEQ_CST); }
+int32_t __tsan_atomic32_fetch_add(volatile int32_t* address, int32_t value, int) {
+  return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
 }
 
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
 }

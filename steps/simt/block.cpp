@@ -1,3 +1,4 @@
+// Runs the fibers of a block, warp by warp, until all have returned or none can go on.
 #include "simt/block.h"
 
 #include <algorithm>
@@ -72,13 +73,15 @@ struct FiberEntry {
   // No exception leaves a fiber: there is nobody below to catch it.
   static void call_kernel() {
     const Launch& launch = *runner->launch_;
+    std::string what;
     try {
-      launch.body(launch.arguments);
+      return launch.body(launch.arguments);
     } catch (const std::exception& error) {
-      runner->fail(Kind::exception, nullptr, {{error.what()}});
+      what = error.what();
     } catch (...) {
-      runner->fail(Kind::exception, nullptr, {{"of an unknown type"}});
+      what = "of an unknown type";
     }
+    runner->fail(Kind::exception, nullptr, {{what}});
   }
 };
 

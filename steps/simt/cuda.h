@@ -25,7 +25,6 @@
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 
 #ifdef SIMT_OBSERVED
 #define FLASH_TARGET cpu_observed

@@ -1,3 +1,4 @@
+// Collects notes of what went wrong, and puts them into words: one line each, kernel and place first.
 #include "simt/findings.h"
 
 #include <atomic>

@@ -31,7 +31,9 @@ class WorkerPool {
   void run(int count, const std::function<void(BlockRunner&)>& work) {
     while (int(threads_.size()) < count) {
       runners_.push_back(std::make_unique<BlockRunner>());
-      threads_.emplace_back([this, index = int(threads_.size()), round = round_] { live(index, round); });
+      threads_.emplace_back([this, runner = runners_.back().get(), index = int(threads_.size()), round = round_] {
+        live(*runner, index, round);
+      });
     }
     std::unique_lock lock(mutex_);
     work_ = &work;
@@ -45,8 +47,7 @@ class WorkerPool {
   const std::vector<std::unique_ptr<BlockRunner>>& runners() const { return runners_; }
 
  private:
-  void live(int index, uint64_t seen_round) {
-    BlockRunner& runner = *runners_[index];
+  void live(BlockRunner& runner, int index, uint64_t seen_round) {
     std::unique_lock lock(mutex_);
     for (;;) {
       wake_.wait(lock, [&] { return ending_ || round_ != seen_round; });

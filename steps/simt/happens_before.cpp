@@ -1,3 +1,5 @@
+// Vector clocks. A join of the whole block is one number, a join of a whole warp is one a warp; only joins of parts of
+// a warp need a clock for each thread.
 #include "simt/happens_before.h"
 
 #include <algorithm>

@@ -32,7 +32,6 @@ namespace simt {
 struct Site {
   const void* code = nullptr;
   unsigned number = 0;  // the same for all workers
-  bool write = false;
   unsigned size = 0;
   Region* region = nullptr;            // touched last
   std::vector<RequestStream> streams;  // by warp

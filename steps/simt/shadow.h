@@ -1,4 +1,5 @@
 // What the observer knows of each word of memory: whether it was written, and by whom it was last written and read.
+// Not kept: older accesses than the last. A race with one of those is found only if later accesses race too.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -24,7 +25,6 @@ class Moment {
     return block << kBlockShift | clock << kClockShift | thread << kThreadShift;
   }
 
-  uint64_t bits() const { return bits_; }
   unsigned block() const { return unsigned(bits_ >> kBlockShift); }
   unsigned clock() const { return unsigned(bits_ >> kClockShift) & ((1u << kClockBits) - 1); }
   unsigned thread() const { return unsigned(bits_ >> kThreadShift) & ((1u << kThreadBits) - 1); }

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <mutex>
 
 namespace simt {
 namespace {

@@ -1,3 +1,5 @@
+// What a request costs: sectors of global memory, passes over the banks of shared memory. No caches are modelled: each
+// request counts as if it went to memory.
 #include "simt/traffic.h"
 
 #include <algorithm>

@@ -1,0 +1,16 @@
+// Tensors in host memory, as the oracle and the runner of steps take them.
+#pragma once
+#include <vector>
+
+namespace flash {
+
+// Row-major tensors in the layout of Problem, widened to double; empty where not there. Inputs must be representable in
+// the problem's dtype (see round_to in harness/inputs.h), so that a step and the oracle see the same numbers.
+struct HostTensors {
+  std::vector<double> Q{}, K{}, V{};     // inputs of both passes
+  std::vector<double> dO{};              // input of a backward pass
+  std::vector<double> O{}, LSE{};        // results of a forward pass; inputs of a backward pass
+  std::vector<double> dQ{}, dK{}, dV{};  // results of a backward pass
+};
+
+}  // namespace flash
