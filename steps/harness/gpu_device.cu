@@ -127,7 +127,8 @@ std::string missing() {
 
 inline namespace gpu {
 
-void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes) {
+// What the GPU in use can do.
+static const cudaDeviceProp& gpu_limits() {
   static const cudaDeviceProp limits = [] {
     int device = 0;
     cudaDeviceProp p{};
@@ -135,6 +136,13 @@ void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes) 
     check_cuda(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties");
     return p;
   }();
+  return limits;
+}
+
+size_t shared_memory_limit() { return gpu_limits().sharedMemPerBlockOptin; }
+
+void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes) {
+  const cudaDeviceProp& limits = gpu_limits();
   if (grid.x > 2147483647u || grid.y > 65535u || grid.z > 65535u)
     throw Error("launch: a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
                 std::to_string(grid.z) + " blocks; a GPU takes at most 2147483647 x 65535 x 65535");

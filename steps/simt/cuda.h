@@ -53,6 +53,9 @@ struct Launch {
 // did what no kernel may do.
 void run_grid(const Launch& launch);
 
+// Bytes of shared memory that a block may have at most (Options::shared_bytes).
+size_t shared_memory_limit();
+
 // Where the running block's dynamic shared memory begins.
 unsigned char* dynamic_shared_base();
 
@@ -65,6 +68,9 @@ namespace flash {
 inline namespace FLASH_TARGET {
 
 constexpr Target kTarget = Target::FLASH_TARGET;
+
+// Bytes of shared memory that a block may have at most.
+inline size_t shared_memory_limit() { return simt::shared_memory_limit(); }
 
 // Runs `kernel` on `grid` blocks of `block` threads with `smem_bytes` of dynamic shared memory.
 template <class... Params, class... Args>

@@ -22,6 +22,7 @@ enum class Order { forward, backward };
 struct Options {
   int workers = 0;  // OS threads; 0: one a core
   Order order = Order::forward;
+  size_t shared_bytes = 227 << 10;  // what a block may have at most, as on an H100; a T4 has 64 KB
 };
 
 Options& options();

@@ -99,9 +99,10 @@ void check_launch(const Launch& launch) {
   if (statics > 48 << 10)
     throw flash::Error(name + std::to_string(statics) + " bytes of __shared__ variables; at most 49152, more only as " +
                        "dynamic_shared");
-  if (statics + launch.smem_bytes > kMaxSharedBytes)
+  const size_t most = shared_memory_limit();
+  if (statics + launch.smem_bytes > most)
     throw flash::Error(name + std::to_string(statics + launch.smem_bytes) + " bytes of shared memory; at most " +
-                       std::to_string(kMaxSharedBytes) + " (227 KB)");
+                       std::to_string(most) + " (" + std::to_string(most >> 10) + " KB)");
 }
 
 // Makes all shadows ready for observed code.
@@ -117,6 +118,8 @@ void begin_observation(uint64_t blocks) {
 }  // namespace
 
 Options& options() { return the_options; }
+
+size_t shared_memory_limit() { return std::min(the_options.shared_bytes, kMaxSharedBytes); }
 
 int worker_count() {
   if (the_options.workers > 0) return the_options.workers;
