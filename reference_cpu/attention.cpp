@@ -182,6 +182,7 @@ class Attention {
   Tile<Scalar> open_tile(int64_t query_head, std::vector<int> queries, std::vector<int> keys) const;
   void find_row_maximum_and_sum(const Tile<Scalar>& tile);
   void compute_weights(Tile<Scalar>& tile);
+  void add_recomputation_noise(Tile<Scalar>& tile);
   void compute_dS(Tile<Scalar>& tile);
   void query_block(const Block& block, Results<Scalar>& results, BlockNoise& noise);
   void key_block(const Block& block, Results<Scalar>& results, BlockNoise& noise);
@@ -277,6 +278,22 @@ void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
   }
 }
 
+// A backward pass that stores no P makes it anew, as exp(S − LSE): with the errors of its own S and of the rounded LSE
+// that it is given, which no division takes out again.
+template <class Scalar>
+void Attention<Scalar>::add_recomputation_noise(Tile<Scalar>& tile) {
+  for (size_t r = 0; r < tile.queries.size(); ++r) {
+    const RowStatistics<Scalar>& row = statistics(tile.query_head, tile.queries[r]);
+    if (row.l == 0) continue;
+    const Scalar LSE = row.m + std::log(row.l);
+    const auto P = tile.P.row(r).head(tile.seen[r]).array();
+    const auto S_noise2 = tile.S_noise2.row(r).head(tile.seen[r]).array();
+    tile.P_noise2.row(r).head(tile.seen[r]).array() += P.square() * (S_noise2 + LSE * LSE);
+  }
+  tile.weights_noise2 = tile.P_noise2;
+  if (tile.keep.size() > 0) tile.weights_noise2.array() *= tile.keep.array().square();
+}
+
 // dS = P∘(dP − D) with dP = dO·Vᵀ, dropped and grown like the weights. P is the one before dropout, since the softmax
 // does not know of it.
 template <class Scalar>
@@ -292,6 +309,7 @@ void Attention<Scalar>::compute_dS(Tile<Scalar>& tile) {
     }
   }
 
+  if constexpr (kWithNoise) add_recomputation_noise(tile);
   tile.dS.resize(tile.P.rows(), tile.P.cols());
   if constexpr (kWithNoise) tile.dS_noise2.resize(tile.P.rows(), tile.P.cols());
   for (size_t r = 0; r < tile.queries.size(); ++r) {
@@ -337,7 +355,8 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
   const Matrix<Scalar> O = store(sum_of_terms(tile.weights, tile.V, keeps));
   Matrix<Scalar> O_noise2;
   if constexpr (kWithNoise) {
-    O_noise2 = sum_of_terms<Scalar>(tile.weights_noise2, tile.V.cwiseAbs2(), keeps) + O.cwiseAbs2();
+    const Matrix<Scalar> noise2 = sum_noise2(tile.weights_noise2, tile.weights, int64_t(tile.keys.size()));
+    O_noise2 = sum_of_terms<Scalar>(noise2, tile.V.cwiseAbs2(), keeps) + O.cwiseAbs2();
   }
 
   const bool has_results = block.slot != kNoResults;
@@ -360,7 +379,8 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
     RowStatistics<Scalar>& row = statistics(block.head, block.rows[r]);
     row.D = sum_of<Scalar>(tile.dO.row(r).cwiseProduct(O.row(r)));
     if constexpr (kWithNoise) {
-      row.D_noise2 = tile.dO.row(r).cwiseAbs2().dot(O.row(r).cwiseAbs2() + O_noise2.row(r)) + row.D * row.D;
+      const auto dO2 = tile.dO.row(r).cwiseAbs2();
+      row.D_noise2 = Scalar(1 + partial_sums(problem_.D)) * dO2.dot(O.row(r).cwiseAbs2()) + dO2.dot(O_noise2.row(r));
     }
   }
   if (!has_results) return;
@@ -369,7 +389,8 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
   write<Scalar>(store(scale_ * sum_of_terms(tile.dS, tile.K, sees)), block.slot, results.dQ);
   if constexpr (kWithNoise) {
     const Matrix<Scalar> K2 = tile.K.cwiseAbs2();
-    count_noise<Scalar>(scale_ * scale_ * sum_of_terms(tile.dS_noise2, K2, sees), noise.dQ);
+    const Matrix<Scalar> noise2 = sum_noise2(tile.dS_noise2, tile.dS, int64_t(tile.keys.size()));
+    count_noise<Scalar>(scale_ * scale_ * sum_of_terms(noise2, K2, sees), noise.dQ);
   }
 }
 
@@ -395,8 +416,11 @@ void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, 
       add_terms(dV, tile.weights.transpose(), tile.dO, keeps);
       add_terms(dK, tile.dS.transpose(), tile.Q, sees);
       if constexpr (kWithNoise) {
-        dV_noise2 += sum_of_terms<Scalar>(tile.weights_noise2.transpose(), tile.dO.cwiseAbs2(), keeps);
-        dK_noise2 += sum_of_terms<Scalar>(tile.dS_noise2.transpose(), tile.Q.cwiseAbs2(), sees);
+        const int64_t terms = int64_t(problem_.Nq) * group();
+        const Matrix<Scalar> weights_noise2 = sum_noise2(tile.weights_noise2, tile.weights, terms);
+        const Matrix<Scalar> dS_noise2 = sum_noise2(tile.dS_noise2, tile.dS, terms);
+        dV_noise2 += sum_of_terms<Scalar>(weights_noise2.transpose(), tile.dO.cwiseAbs2(), keeps);
+        dK_noise2 += sum_of_terms<Scalar>(dS_noise2.transpose(), tile.Q.cwiseAbs2(), sees);
       }
     }
   }

@@ -46,7 +46,7 @@ struct Results {
 // `threads` is how many threads work on it, 0 for one a core; the results are the same to the last bit.
 //
 // NaN and ∞ in the inputs go where IEEE arithmetic takes them, but never through a position that the mask or dropout
-// leaves out. A row that sees keys whose scores are all −∞ is 0/0: NaN.
+// leaves out. A row whose scores are all −∞ is as one that sees no key: O = 0, LSE = −∞.
 template <class Scalar>
 Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Selection& selection = {},
                           DType stored = DType::fp64, int threads = 0);

@@ -20,7 +20,7 @@ struct Verdict {
 
 // Units of rounding that are always allowed, on the oracle's noise scale. A unit is 2⁻²⁴, half the distance from 1 to
 // the next fp32, since that is what every step's sums are kept in; 2⁻⁵³ for fp64.
-constexpr double kUnits = 4.0;
+constexpr double kUnits = 2.0;
 
 // `x` against the oracle. Each error may be at most twice the baseline's, plus kUnits units of rounding. Written so
 // that a NaN can never pass. `type` is the one that x's elements were stored in: where that cannot hold the oracle's

@@ -7,6 +7,7 @@
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 namespace flash::reference {
 
@@ -29,10 +30,22 @@ class NoiseSum {
   double sum_ = 0, largest_ = 0;
 };
 
-// Of result = factor · A·Bᵀ: each product of two elements, and the sum of them.
+// Adding up `terms` products one after the other rounds each partial sum. These grow as a random walk does, so that
+// their squares come to terms / 2 times the sum of the squared products.
+inline double partial_sums(int64_t terms) { return double(terms) / 2; }
+
+// Of result = factor · A·Bᵀ: its products, their partial sums, and the factor.
 template <class Matrix, class Scalar>
 Matrix dot_products_noise2(const Matrix& A, const Matrix& B, const Matrix& result, Scalar factor) {
-  return factor * factor * (A.cwiseAbs2() * B.cwiseAbs2().transpose()) + result.cwiseAbs2();
+  return Scalar(1 + partial_sums(A.cols())) * factor * factor * (A.cwiseAbs2() * B.cwiseAbs2().transpose()) +
+         result.cwiseAbs2();
+}
+
+// What to multiply with the squared rows of V for the noise of a sum Σ w·V of `terms` terms: the noise of the weights,
+// and the partial sums.
+template <class Matrix>
+Matrix sum_noise2(const Matrix& weights_noise2, const Matrix& weights, int64_t terms) {
+  return weights_noise2 + typename Matrix::Scalar(partial_sums(terms)) * weights.cwiseAbs2();
 }
 
 // Of P = softmax(S). One score's error moves its own weight by P(1 − P); exp and the division round once.

@@ -69,9 +69,9 @@ void backward_head(const Problem& p, ConstMatrix<T> Q, ConstMatrix<T> K, ConstMa
     const Row<T> weights = P.row(i).head(seen);
     const Row<T> dP = dO.row(i) * V.topRows(seen).transpose();
     const T D = dO.row(i).dot(O.row(i));
-    const Row<T> dS = T(p.scale) * (weights.array() * (dP.array() - D));
-    dQ.row(i) = dS * K.topRows(seen);
-    dK.topRows(seen) += dS.transpose() * Q.row(i);
+    const Row<T> dS = weights.array() * (dP.array() - D);
+    dQ.row(i) = T(p.scale) * (dS * K.topRows(seen));
+    dK.topRows(seen) += T(p.scale) * dS.transpose() * Q.row(i);
     dV.topRows(seen) += weights.transpose() * dO.row(i);
   }
 }

@@ -11,7 +11,7 @@
 // and dS takes its place.
 //
 // Page: docs/02_naive_gpu.md.
-#include "02_naive_gpu/element.h"
+#include "element.h"
 #include "harness/kernel.h"
 #include "harness/mask.h"
 #include "harness/philox.h"
@@ -98,7 +98,7 @@ void backward(const Problem& p, const Tensors& t, Stream stream) {
   launch(values_gradient, keys.grid, keys.block, 0, stream, p, P_dropped, dO, static_cast<float*>(t.dV));
   launch(weights_gradient, matrix.grid, matrix.block, 0, stream, p, dO, V, dP);
   if (p.dropout > 0) launch(dropout_gradient, matrix.grid, matrix.block, 0, stream, p, Dropout(p), dP);
-  launch(softmax_gradient, dim3(unsigned(ceil_div(rows, 128u))), 128, 0, stream, p, int(rows), P, dP);
+  launch(softmax_gradient, grid_of(ceil_div(rows, 128u)), 128, 0, stream, p, int(rows), P, dP);
   float* dS = dP;
   launch(queries_gradient, queries.grid, queries.block, 0, stream, p, dS, K, static_cast<float*>(t.dQ));
   launch(keys_gradient, keys.grid, keys.block, 0, stream, p, dS, Q, static_cast<float*>(t.dK));

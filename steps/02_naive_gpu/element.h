@@ -19,11 +19,7 @@ struct ElementLaunch {
   dim3 grid, block;
   ElementLaunch(size_t rows, int cols) {
     const int threads = cols >= 256 ? 256 : flash::ceil_div(cols, 32) * 32;
-    const size_t blocks = cols == 0 ? 0 : rows * flash::ceil_div(cols, threads);
-    if (blocks > 2147483647)
-      throw flash::Error("02_naive_gpu: needs " + std::to_string(blocks) +
-                         " blocks, a grid has at most 2147483647; choose a smaller problem, or a later chapter");
-    grid = dim3(unsigned(blocks));
+    grid = flash::grid_of(cols == 0 ? 0 : rows * flash::ceil_div(cols, threads));
     block = dim3(unsigned(threads));
   }
 };

@@ -7,10 +7,11 @@
 //     weighted sum  O = P' V
 //
 // New since 01: thousands of threads, one for each element of the result. No thread knows of another; whatever the
-// next kernel needs is written to memory. Each kernel is simple, and together they move N² numbers nine times.
+// next kernel needs is written to memory. Each kernel is simple, and together they sweep over N² numbers nine times
+// (six without mask and dropout).
 //
 // Page: docs/02_naive_gpu.md.
-#include "02_naive_gpu/element.h"
+#include "element.h"
 #include "harness/kernel.h"
 #include "harness/mask.h"
 #include "harness/philox.h"
@@ -85,7 +86,7 @@ void forward(const Problem& p, const Tensors& t, Stream stream) {
 
   launch(scores, matrix.grid, matrix.block, 0, stream, p, Q, K, S);
   if (p.causal) launch(mask, matrix.grid, matrix.block, 0, stream, p, S);
-  launch(softmax, dim3(unsigned(ceil_div(rows, 128u))), 128, 0, stream, p, int(rows), S, P, static_cast<float*>(t.LSE));
+  launch(softmax, grid_of(ceil_div(rows, 128u)), 128, 0, stream, p, int(rows), S, P, static_cast<float*>(t.LSE));
   if (p.dropout > 0) {
     float* P_dropped = t.scratch<float>("P_dropped");
     launch(dropout, matrix.grid, matrix.block, 0, stream, p, Dropout(p), P, P_dropped);

@@ -48,8 +48,10 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 
   // What a thread carries from tile to tile. Its 8 lanes of a row have the same m; each has the sum l of its own keys.
   float m[R], l[R], o[R][D / 8];
+#pragma unroll
   for (int r = 0; r < R; r++) {
     m[r] = -INFINITY, l[r] = 0.0f;
+#pragma unroll
     for (int c = 0; c < D / 8; c++) o[r][c] = 0.0f;
   }
   load_tile<Br, D, false>(tile.Q, Q, query0, p.Nq);
@@ -67,11 +69,13 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
     add_dots<R, C, D>(s, tile.Q, tile.K);
 
     const bool some_unseen = key0 + Bc > keys_for_all;
+#pragma unroll
     for (int r = 0; r < R; r++) {
       // Online softmax of the thread's part of a row. Only tiles at the edge need the mask.
       const int query = query0 + place.row<R>(r);
       const int seen = some_unseen ? min(keys_seen(p, query), keys) - key0 : Bc;
       float largest = m[r];
+#pragma unroll
       for (int c = 0; c < C; c++) {
         s[r][c] = place.column(c) < seen ? s[r][c] * scale : -INFINITY;
         largest = fmaxf(largest, s[r][c]);
@@ -81,14 +85,17 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
       const float shrink = __expf(m[r] - from);
       m[r] = largest;
       l[r] *= shrink;
+#pragma unroll
       for (int c = 0; c < C; c++) {
         s[r][c] = __expf(s[r][c] - from);
         l[r] += s[r][c];
       }
+#pragma unroll
       for (int c = 0; c < D / 8; c++) o[r][c] *= shrink;
 
       // Dropout takes weights out of O, not out of l. Four neighbouring keys share a draw.
       if (drop.threshold > 0) {
+#pragma unroll
         for (int c = 0; c < C; c += 4) {
           const uint4 word = drop.words(head, query, (key0 + place.column(c)) / 4);
           s[r][c] = word.x >= drop.threshold ? s[r][c] * drop.kept_scale : 0.0f;
@@ -97,6 +104,7 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
           s[r][c + 3] = word.w >= drop.threshold ? s[r][c + 3] * drop.kept_scale : 0.0f;
         }
       }
+#pragma unroll
       for (int c = 0; c < C; c += 4)
         *reinterpret_cast<float4*>(&tile.P[place.row<R>(r)][place.column(c)]) =
             make_float4(s[r][c], s[r][c + 1], s[r][c + 2], s[r][c + 3]);
@@ -110,11 +118,13 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
       add_weighted_rows<false, R, D / 8, Bc, D>(o, tile.P, tile.V);
   }
 
+#pragma unroll
   for (int r = 0; r < R; r++) {
     const int query = query0 + place.row<R>(r);
     const float sum = row_sum(l[r]);
     if (query >= p.Nq) continue;
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
     for (int c = 0; c < D / 8; c += 4)
       *reinterpret_cast<float4*>(&O[size_t(query) * D + place.column(c)]) =
           make_float4(o[r][c] * inverse, o[r][c + 1] * inverse, o[r][c + 2] * inverse, o[r][c + 3] * inverse);
@@ -124,8 +134,8 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 
 template <class T>
 void forward_with(const Problem& p, const Tensors& t, Stream stream) {
-  const size_t blocks = p.query_heads() * ceil_div(p.Nq, T::Br);
-  launch(fused_forward<T>, dim3(unsigned(blocks)), T::kWarps * 32, sizeof(typename T::Tiles), stream, p, Dropout(p),
+  launch(fused_forward<T>, grid_of(p.query_heads() * ceil_div(p.Nq, T::Br)), T::kWarps * 32,
+         sizeof(typename T::Tiles), stream, p, Dropout(p),
          static_cast<const float*>(t.Q), static_cast<const float*>(t.K), static_cast<const float*>(t.V),
          static_cast<float*>(t.O), static_cast<float*>(t.LSE));
 }

@@ -9,6 +9,10 @@
 #include "simt/cuda.h"
 #endif
 
+#include <algorithm>
+#include <string>
+#include <utility>
+
 #include "harness/step.h"
 
 namespace flash {
@@ -22,6 +26,14 @@ inline Registration register_step(const char* file, Step step) { return Registra
 template <class A, class B>
 __host__ __device__ constexpr auto ceil_div(A a, B b) {
   return (a + b - 1) / b;
+}
+
+// A one-dimensional grid, which alone is long enough for batch × heads × tiles. Throws Error past what a GPU takes.
+inline dim3 grid_of(size_t blocks) {
+  if (blocks > 2147483647)
+    throw Error("launch: needs " + std::to_string(blocks) +
+                " blocks, a grid has at most 2147483647; choose a smaller batch or sequence");
+  return dim3(unsigned(blocks));
 }
 
 }  // namespace FLASH_TARGET

@@ -42,7 +42,7 @@ std::string bytes_text(unsigned size) { return std::to_string(size) + (size == 1
 bool number_blocks(uint64_t count) {
   if (count >= kMostBlocks)
     throw flash::Error("launch: " + std::to_string(count) + " blocks; an observed grid has at most " +
-                       std::to_string(kMostBlocks - 1));
+                       std::to_string(kMostBlocks - 1) + "; choose a smaller problem, or --no-observe");
   const bool anew = next_launch + count > kMostBlocks;
   first_block = anew ? 1 : next_launch;
   next_launch = first_block + count;

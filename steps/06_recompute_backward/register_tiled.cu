@@ -1,0 +1,250 @@
+// 06 recomputation backward, the fast one: backward.cu with the products of chapter 03 inside.
+//
+//     P = exp(scale · Q Kᵀ − LSE)      D = rowsum(dO ∘ O)      dP = M ∘ (dO Vᵀ) / (1 − p)      dS = P ∘ (dP − D)
+//     dV = (M ∘ P / (1 − p))ᵀ dO       dK = scale · dSᵀ Q      dQ = scale · dS K
+//
+//     Q, O, dO, dQ [B, Hq, Nq, D]   K, V, dK, dV [B, Hkv, Nk, D]   LSE, D [B, Hq, Nq]   fp32; M: what dropout kept
+//
+// New since backward.cu: a thread holds R × C elements of P and dP, and R rows of the gradients, in registers. In the
+// kernel for dK and dV its rows are keys and its columns queries: what it computes is Pᵀ and dSᵀ, already turned the
+// way the products with dO and Q want them.
+//
+// Both kernels recompute P and dP, seven products in all where five would do. In exchange each gradient has one owner:
+// no atomics, and the same bits from run to run.
+//
+// Page: docs/06_recompute_backward.md.  Source: FlashAttention (Dao et al. 2022), Algorithm 4.
+#include "harness/mask.h"
+#include "harness/philox.h"
+#include "harness/register_tiles.h"
+
+namespace {
+using namespace flash;
+
+// The tiles of a block. `Left` is what its threads' rows are (keys, or queries), `Right` what their columns are.
+template <int D_, int R_, int C_, int kWarps_>
+struct Shape {
+  static constexpr int D = D_, R = R_, C = C_, kWarps = kWarps_;
+  static constexpr int kLeft = kWarps * 4 * R;
+  static constexpr int kRight = 8 * C;
+
+  struct Tiles {  // shared memory; an `inner` tile meets its like in S, an `outer` one in dP
+    float left_inner[kLeft][D + kTilePad], left_outer[kLeft][D + kTilePad];      // K and V, or Q and dO
+    float right_inner[kRight][D + kTilePad], right_outer[kRight][D + kTilePad];  // Q and dO, or K and V
+    float weights[kLeft][kRight + kTilePad];                                     // P or dS, on its way between lanes
+    float LSE[kRight], row_dot[kRight];                                          // used where the columns are queries
+  };
+};
+
+// D = rowsum(dO ∘ O): a warp a row.
+template <int D>
+__global__ void row_dots(size_t rows, const float* O, const float* dO, float* row_dot) {
+  const size_t row = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (row >= rows) return;
+  float sum = 0.0f;
+  for (int d = threadIdx.x % 32; d < D; d += 32) sum = fmaf(O[row * D + d], dO[row * D + d], sum);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (threadIdx.x % 32 == 0) row_dot[row] = sum;
+}
+
+// Hands a thread's R × C elements to the lanes of its rows, and adds their products with `values` to `sum`.
+template <class T, bool kSkipZeros>
+__device__ void add_rows(float (&sum)[T::R][T::D / 8], const float (&x)[T::R][T::C], typename T::Tiles& tile,
+                         const float (&values)[T::kRight][T::D + kTilePad]) {
+  const WarpPlace place;
+  __syncwarp();  // the row's lanes are done with what was handed over before
+#pragma unroll
+  for (int r = 0; r < T::R; r++)
+#pragma unroll
+    for (int c = 0; c < T::C; c += 4)
+      *reinterpret_cast<float4*>(&tile.weights[place.row<T::R>(r)][place.column(c)]) =
+          make_float4(x[r][c], x[r][c + 1], x[r][c + 2], x[r][c + 3]);
+  __syncwarp();
+  add_weighted_rows<kSkipZeros, T::R, T::D / 8, T::kRight, T::D>(sum, tile.weights, values);
+}
+
+// Writes R rows of a gradient, scaled.
+template <class T>
+__device__ void store_rows(const float (&sum)[T::R][T::D / 8], float factor, float* gradient, int row0, int rows) {
+  const WarpPlace place;
+#pragma unroll
+  for (int r = 0; r < T::R; r++) {
+    const int row = row0 + place.row<T::R>(r);
+    if (row >= rows) continue;
+#pragma unroll
+    for (int c = 0; c < T::D / 8; c += 4)
+      *reinterpret_cast<float4*>(&gradient[size_t(row) * T::D + place.column(c)]) =
+          make_float4(sum[r][c] * factor, sum[r][c + 1] * factor, sum[r][c + 2] * factor, sum[r][c + 3] * factor);
+  }
+}
+
+// LSE of a row as P needs it: a query that sees no key (LSE = −∞) or is none at all gets +∞, and so P = exp(S − ∞) = 0.
+__device__ float lse_or_infinity(const float* LSE, int query, int Nq) {
+  const float lse = query < Nq ? LSE[query] : -INFINITY;
+  return lse == -INFINITY ? INFINITY : lse;
+}
+
+// dK and dV: a block owns a tile of keys and walks over the queries that see them, in each query head of its group.
+template <class T>
+__global__ void __launch_bounds__(T::kWarps * 32, 2)
+    keys_gradient(Problem p, Dropout drop, const float* Q, const float* K, const float* V, const float* dO,
+                  const float* LSE, const float* row_dot, float* dK, float* dV) {
+  constexpr int R = T::R, C = T::C, D = T::D;
+  auto& tile = *dynamic_shared<typename T::Tiles>();
+  const WarpPlace place;
+  const int key_tiles = ceil_div(p.Nk, T::kLeft), group = p.Hq / p.Hkv;
+  const int kv_head = int(blockIdx.x) / key_tiles, key0 = int(blockIdx.x) % key_tiles * T::kLeft;
+  K += size_t(kv_head) * p.Nk * D, V += size_t(kv_head) * p.Nk * D;
+  load_tile<T::kLeft, D, false>(tile.left_inner, K, key0, p.Nk);
+  load_tile<T::kLeft, D, false>(tile.left_outer, V, key0, p.Nk);
+
+  float dk[R][D / 8] = {}, dv[R][D / 8] = {};
+  for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+    const float *q = Q + size_t(head) * p.Nq * D, *grad = dO + size_t(head) * p.Nq * D;
+    const size_t row0 = size_t(head) * p.Nq;
+    for (int query0 = first_query(p, key0) / T::kRight * T::kRight; query0 < p.Nq; query0 += T::kRight) {
+      __syncthreads();  // every warp is done with the last queries
+      load_tile<T::kRight, D, true>(tile.right_inner, q, query0, p.Nq);
+      load_tile<T::kRight, D, true>(tile.right_outer, grad, query0, p.Nq);
+      for (int i = threadIdx.x; i < T::kRight; i += blockDim.x) {
+        tile.LSE[i] = lse_or_infinity(LSE + row0, query0 + i, p.Nq);
+        tile.row_dot[i] = query0 + i < p.Nq ? row_dot[row0 + query0 + i] : 0.0f;
+      }
+      __syncthreads();  // every warp sees the new ones
+
+      float s[R][C] = {}, dp[R][C] = {};
+      add_dots<R, C, D>(s, tile.left_inner, tile.right_inner);    // Sᵀ = K Qᵀ
+      add_dots<R, C, D>(dp, tile.left_outer, tile.right_outer);   // dPᵀ = V dOᵀ
+
+      const bool some_unseen = keys_seen(p, query0) < key0 + T::kLeft;
+#pragma unroll
+      for (int r = 0; r < R; r++) {
+        const int key = key0 + place.row<R>(r);
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+          const int query = query0 + place.column(c);
+          float weight = __expf(s[r][c] * float(p.scale) - tile.LSE[place.column(c)]);
+          if (some_unseen && (query < first_query(p, key) || key >= p.Nk)) weight = 0.0f;
+          float kept = 1.0f;
+          if (drop.threshold > 0) kept = drop.keeps(head, query, key) ? drop.kept_scale : 0.0f;
+          const float grown = kept == 0.0f ? 0.0f : dp[r][c] * kept;
+          dp[r][c] = weight == 0.0f ? 0.0f : weight * (grown - tile.row_dot[place.column(c)]);  // dSᵀ
+          s[r][c] = weight * kept;                                                         // Pᵀ, dropped
+        }
+      }
+      if (some_unseen || drop.threshold > 0) {
+        add_rows<T, true>(dv, s, tile, tile.right_outer);
+        add_rows<T, true>(dk, dp, tile, tile.right_inner);
+      } else {
+        add_rows<T, false>(dv, s, tile, tile.right_outer);
+        add_rows<T, false>(dk, dp, tile, tile.right_inner);
+      }
+    }
+  }
+  store_rows<T>(dk, float(p.scale), dK + size_t(kv_head) * p.Nk * D, key0, p.Nk);
+  store_rows<T>(dv, 1.0f, dV + size_t(kv_head) * p.Nk * D, key0, p.Nk);
+}
+
+// dQ: a block owns a tile of queries and walks over the keys that they see.
+template <class T>
+__global__ void __launch_bounds__(T::kWarps * 32, 2)
+    queries_gradient(Problem p, Dropout drop, const float* Q, const float* K, const float* V, const float* dO,
+                     const float* LSE, const float* row_dot, float* dQ) {
+  constexpr int R = T::R, C = T::C, D = T::D;
+  auto& tile = *dynamic_shared<typename T::Tiles>();
+  const WarpPlace place;
+  const int query_tiles = ceil_div(p.Nq, T::kLeft);
+  const int head = int(blockIdx.x) / query_tiles;
+  const int query0 = (query_tiles - 1 - int(blockIdx.x) % query_tiles) * T::kLeft;  // those that see most keys first
+  const int kv_head = head / (p.Hq / p.Hkv);
+  const size_t row0 = size_t(head) * p.Nq;
+  K += size_t(kv_head) * p.Nk * D, V += size_t(kv_head) * p.Nk * D;
+  load_tile<T::kLeft, D, false>(tile.left_inner, Q + row0 * D, query0, p.Nq);
+  load_tile<T::kLeft, D, false>(tile.left_outer, dO + row0 * D, query0, p.Nq);
+
+  float dq[R][D / 8] = {}, lse[R], d_row[R];
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    const int query = query0 + place.row<R>(r);
+    lse[r] = lse_or_infinity(LSE + row0, query, p.Nq);
+    d_row[r] = query < p.Nq ? row_dot[row0 + query] : 0.0f;
+  }
+  const int keys = keys_seen(p, min(query0 + T::kLeft, p.Nq) - 1);
+  for (int key0 = 0; key0 < keys; key0 += T::kRight) {
+    __syncthreads();  // every warp is done with the last keys
+    load_tile<T::kRight, D, true>(tile.right_inner, K, key0, p.Nk);
+    load_tile<T::kRight, D, true>(tile.right_outer, V, key0, p.Nk);
+    __syncthreads();  // every warp sees the new ones
+
+    float s[R][C] = {}, dp[R][C] = {};
+    add_dots<R, C, D>(s, tile.left_inner, tile.right_inner);   // S = Q Kᵀ
+    add_dots<R, C, D>(dp, tile.left_outer, tile.right_outer);  // dP = dO Vᵀ
+
+    const bool some_unseen = keys_seen(p, query0) < key0 + T::kRight;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      const int query = query0 + place.row<R>(r);
+      const int seen = some_unseen ? keys_seen(p, query) - key0 : T::kRight;
+#pragma unroll
+      for (int c = 0; c < C; c++) {
+        float weight = __expf(s[r][c] * float(p.scale) - lse[r]);
+        if (place.column(c) >= seen) weight = 0.0f;
+        float grown = dp[r][c];
+        if (drop.threshold > 0)
+          grown = drop.keeps(head, query, key0 + place.column(c)) ? dp[r][c] * drop.kept_scale : 0.0f;
+        s[r][c] = weight == 0.0f ? 0.0f : weight * (grown - d_row[r]);  // dS
+      }
+    }
+    if (some_unseen)
+      add_rows<T, true>(dq, s, tile, tile.right_inner);
+    else
+      add_rows<T, false>(dq, s, tile, tile.right_inner);
+  }
+  store_rows<T>(dq, float(p.scale), dQ + row0 * D, query0, p.Nq);
+}
+
+template <class KeyShape, class QueryShape>
+void backward_with(const Problem& p, const Tensors& t, Stream stream) {
+  constexpr int D = KeyShape::D;
+  const auto *Q = static_cast<const float*>(t.Q), *K = static_cast<const float*>(t.K);
+  const auto *V = static_cast<const float*>(t.V), *dO = static_cast<const float*>(t.dO);
+  const auto* LSE = static_cast<const float*>(t.LSE);
+  float* row_dot = t.scratch<float>("D");
+  const size_t rows = p.query_rows();
+  launch(row_dots<D>, grid_of(ceil_div(rows, 8u)), 256, 0, stream, rows, static_cast<const float*>(t.O), dO, row_dot);
+  launch(keys_gradient<KeyShape>, grid_of(p.kv_heads() * ceil_div(p.Nk, KeyShape::kLeft)), KeyShape::kWarps * 32,
+         sizeof(typename KeyShape::Tiles), stream, p, Dropout(p), Q, K, V, dO, LSE, row_dot, static_cast<float*>(t.dK),
+         static_cast<float*>(t.dV));
+  launch(queries_gradient<QueryShape>, grid_of(p.query_heads() * ceil_div(p.Nq, QueryShape::kLeft)),
+         QueryShape::kWarps * 32, sizeof(typename QueryShape::Tiles), stream, p, Dropout(p), Q, K, V, dO, LSE, row_dot,
+         static_cast<float*>(t.dQ));
+}
+
+// The large tiles where a block may have that much shared memory, else (a T4 has 64 KB) the small ones.
+template <class LargeKeys, class LargeQueries, class Small>
+void backward_for(const Problem& p, const Tensors& t, Stream stream) {
+  constexpr size_t kNeeded = std::max(sizeof(typename LargeKeys::Tiles), sizeof(typename LargeQueries::Tiles));
+  if (kNeeded <= shared_memory_limit())
+    backward_with<LargeKeys, LargeQueries>(p, t, stream);
+  else
+    backward_with<Small, Small>(p, t, stream);
+}
+
+void backward(const Problem& p, const Tensors& t, Stream stream) {
+  if (p.D == 32) return backward_for<Shape<32, 4, 8, 4>, Shape<32, 8, 4, 4>, Shape<32, 4, 4, 4>>(p, t, stream);
+  if (p.D == 64) return backward_for<Shape<64, 4, 8, 4>, Shape<64, 8, 4, 4>, Shape<64, 4, 4, 4>>(p, t, stream);
+  return backward_for<Shape<128, 4, 4, 4>, Shape<128, 4, 4, 4>, Shape<128, 2, 4, 2>>(p, t, stream);
+}
+
+std::vector<Workspace> workspace(const Problem& p) { return {{"D", p.query_rows() * sizeof(float)}}; }
+
+const Registration step = register_step(__FILE__, {.idea = "the recomputing backward pass with register tiles",
+                                                   .rung = 2,
+                                                   .dtypes = {DType::fp32},
+                                                   .head_dims = {32, 64, 128},
+                                                   .dropout = true,
+                                                   .kv_heads = true,
+                                                   .min_sm = 75,
+                                                   .workspace = workspace,
+                                                   .backward = backward});
+
+}  // namespace
