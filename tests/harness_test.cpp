@@ -215,7 +215,8 @@ TEST_CASE("inputs: mean 0, variance 1, the same on every machine, and other for 
   CHECK(correlation(normal_numbers(count, 43, 1, DType::fp64)) < 0.01);
   CHECK(correlation(normal_numbers(count, 42, 2, DType::fp64)) < 0.01);
   // Sums of integers only: these values may never change, or recorded results could not be repeated.
-  CHECK(normal_numbers(3, 0, 1, DType::fp64) == std::vector<double>{0.291567325592041, 0.7082386016845703, 0.9415111541748047});
+  CHECK(normal_numbers(3, 0, 1, DType::fp64) ==
+        std::vector<double>{0.291567325592041, 0.7082386016845703, 0.9415111541748047});
 }
 
 TEST_CASE("steps are found by prefixes; what fits nothing is refused with the list of ids") {

@@ -105,20 +105,17 @@ void backward(const Problem& p, const Tensors& t) {
   }
 }
 
-const Registration step(__FILE__, Target::host,
-                        {.idea = "the definition, in Eigen; P is stored for the gradient",
-                         .dtypes = {DType::fp32, DType::fp64},
-                         .head_dims = head_dims_up_to(512),
-                         .workspace = [](const Problem& p) -> std::vector<Workspace> {
-                           return {{"P", p.scores() * bytes_of(p.dtype), true}};
-                         },
-                         .forward =
-                             [](const Problem& p, const Tensors& t, Stream) {
-                               p.dtype == DType::fp64 ? forward<double>(p, t) : forward<float>(p, t);
-                             },
-                         .backward =
-                             [](const Problem& p, const Tensors& t, Stream) {
-                               p.dtype == DType::fp64 ? backward<double>(p, t) : backward<float>(p, t);
-                             }});
+const Registration step(
+    __FILE__, Target::host,
+    {.idea = "the definition, in Eigen; P is stored for the gradient",
+     .dtypes = {DType::fp32, DType::fp64},
+     .head_dims = head_dims_up_to(512),
+     .workspace = [](const Problem& p) -> std::vector<Workspace> {
+       return {{"P", p.scores() * bytes_of(p.dtype), true}};
+     },
+     .forward = [](const Problem& p, const Tensors& t,
+                   Stream) { p.dtype == DType::fp64 ? forward<double>(p, t) : forward<float>(p, t); },
+     .backward = [](const Problem& p, const Tensors& t,
+                    Stream) { p.dtype == DType::fp64 ? backward<double>(p, t) : backward<float>(p, t); }});
 
 }  // namespace

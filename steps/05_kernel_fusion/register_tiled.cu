@@ -29,15 +29,16 @@ struct Shape {
   };
 };
 
-template <class T>
+// `kDropout`: without it the draws take no registers.
+template <class T, bool kDropout>
 __global__ void __launch_bounds__(T::kWarps * 32, 2)
     fused_forward(Problem p, Dropout drop, const float* Q, const float* K, const float* V, float* O, float* LSE) {
   constexpr int R = T::R, C = T::C, D = T::D, Br = T::Br, Bc = T::Bc;
   auto& tile = *dynamic_shared<typename T::Tiles>();
   const WarpPlace place;
 
-  // The block finds its work: a head, and a tile of its queries. With a causal mask the last queries see most keys; they
-  // go first, so that no long block starts when the others are done.
+  // The block finds its work: a head, and a tile of its queries. With a causal mask the last queries see most keys;
+  // they go first, so that no long block starts when the others are done.
   const int query_tiles = ceil_div(p.Nq, Br);
   const int head = int(blockIdx.x) / query_tiles;
   const int query0 = (query_tiles - 1 - int(blockIdx.x) % query_tiles) * Br;
@@ -56,13 +57,14 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
   }
   load_tile<Br, D, false>(tile.Q, Q, query0, p.Nq);
 
-  const int keys = keys_seen(p, min(query0 + Br, p.Nq) - 1);         // no row of the tile sees a key past these
-  const int keys_for_all = keys_seen(p, query0);                     // every row sees the ones before this
+  const int keys = keys_seen(p, min(query0 + Br, p.Nq) - 1);  // no row of the tile sees a key past these
+  const int keys_for_all = keys_seen(p, query0);              // every row sees the ones before this
+  TileInFlight<Bc, D, T::kWarps * 32> in_flight;
+  if (keys > 0) in_flight.fetch(K, 0, p.Nk);
+  if (keys > 0) in_flight.store(tile.K);
   for (int key0 = 0; key0 < keys; key0 += Bc) {
-    __syncthreads();  // every warp is done with the last K and V
-    load_tile<Bc, D, true>(tile.K, K, key0, p.Nk);
-    load_tile<Bc, D, true>(tile.V, V, key0, p.Nk);
-    __syncthreads();  // every warp sees the new ones
+    __syncthreads();                 // every warp sees this K, and is done with the last V
+    in_flight.fetch(V, key0, p.Nk);  // arrives while the scores are computed
 
     // Scores.
     float s[R][C] = {};
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
       for (int c = 0; c < D / 8; c++) o[r][c] *= shrink;
 
       // Dropout takes weights out of O, not out of l. Four neighbouring keys share a draw.
-      if (drop.threshold > 0) {
+      if constexpr (kDropout) {
 #pragma unroll
         for (int c = 0; c < C; c += 4) {
           const uint4 word = drop.words(head, query, (key0 + place.column(c)) / 4);
@@ -110,12 +112,16 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
             make_float4(s[r][c], s[r][c + 1], s[r][c + 2], s[r][c + 3]);
     }
 
+    in_flight.store(tile.V);
+    in_flight.fetch(K, key0 + Bc, p.Nk);  // the next tile's, arrives while the weighted sum is computed
+    __syncthreads();                      // every warp sees this V, and is done with this K
+
     // Weighted sum of V. The weights of a row were computed by the 8 lanes of one warp and are read by the same 8.
-    __syncwarp();
-    if (some_unseen || drop.threshold > 0)
+    if (kDropout || some_unseen)
       add_weighted_rows<true, R, D / 8, Bc, D>(o, tile.P, tile.V);
     else
       add_weighted_rows<false, R, D / 8, Bc, D>(o, tile.P, tile.V);
+    in_flight.store(tile.K);
   }
 
 #pragma unroll
@@ -134,9 +140,9 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 
 template <class T>
 void forward_with(const Problem& p, const Tensors& t, Stream stream) {
-  launch(fused_forward<T>, grid_of(p.query_heads() * ceil_div(p.Nq, T::Br)), T::kWarps * 32,
-         sizeof(typename T::Tiles), stream, p, Dropout(p),
-         static_cast<const float*>(t.Q), static_cast<const float*>(t.K), static_cast<const float*>(t.V),
+  launch(p.dropout > 0 ? fused_forward<T, true> : fused_forward<T, false>,
+         grid_of(p.query_heads() * ceil_div(p.Nq, T::Br)), T::kWarps * 32, sizeof(typename T::Tiles), stream, p,
+         Dropout(p), static_cast<const float*>(t.Q), static_cast<const float*>(t.K), static_cast<const float*>(t.V),
          static_cast<float*>(t.O), static_cast<float*>(t.LSE));
 }
 
@@ -150,8 +156,8 @@ void forward_for(const Problem& p, const Tensors& t, Stream stream) {
 }
 
 void forward(const Problem& p, const Tensors& t, Stream stream) {
-  if (p.D == 32) return forward_for<Shape<32, 8, 8, 4>, Shape<32, 4, 8, 4>>(p, t, stream);
-  if (p.D == 64) return forward_for<Shape<64, 8, 8, 4>, Shape<64, 4, 4, 4>>(p, t, stream);
+  if (p.D == 32) return forward_for<Shape<32, 8, 4, 4>, Shape<32, 4, 4, 4>>(p, t, stream);
+  if (p.D == 64) return forward_for<Shape<64, 8, 4, 4>, Shape<64, 4, 4, 4>>(p, t, stream);
   return forward_for<Shape<128, 4, 4, 4>, Shape<128, 2, 4, 4>>(p, t, stream);
 }
 

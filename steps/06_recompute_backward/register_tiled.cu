@@ -84,7 +84,8 @@ __device__ float lse_or_infinity(const float* LSE, int query, int Nq) {
 }
 
 // dK and dV: a block owns a tile of keys and walks over the queries that see them, in each query head of its group.
-template <class T>
+// `kDropout`: without it the draws take no registers.
+template <class T, bool kDropout>
 __global__ void __launch_bounds__(T::kWarps * 32, 2)
     keys_gradient(Problem p, Dropout drop, const float* Q, const float* K, const float* V, const float* dO,
                   const float* LSE, const float* row_dot, float* dK, float* dV) {
@@ -98,13 +99,17 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
   load_tile<T::kLeft, D, false>(tile.left_outer, V, key0, p.Nk);
 
   float dk[R][D / 8] = {}, dv[R][D / 8] = {};
+  TileInFlight<T::kRight, D, T::kWarps * 32> next_q, next_grad;
+  const int first = first_query(p, key0) / T::kRight * T::kRight;
   for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
     const float *q = Q + size_t(head) * p.Nq * D, *grad = dO + size_t(head) * p.Nq * D;
     const size_t row0 = size_t(head) * p.Nq;
-    for (int query0 = first_query(p, key0) / T::kRight * T::kRight; query0 < p.Nq; query0 += T::kRight) {
+    next_q.fetch(q, first, p.Nq);
+    next_grad.fetch(grad, first, p.Nq);
+    for (int query0 = first; query0 < p.Nq; query0 += T::kRight) {
       __syncthreads();  // every warp is done with the last queries
-      load_tile<T::kRight, D, true>(tile.right_inner, q, query0, p.Nq);
-      load_tile<T::kRight, D, true>(tile.right_outer, grad, query0, p.Nq);
+      next_q.store(tile.right_inner);
+      next_grad.store(tile.right_outer);
       for (int i = threadIdx.x; i < T::kRight; i += blockDim.x) {
         tile.LSE[i] = lse_or_infinity(LSE + row0, query0 + i, p.Nq);
         tile.row_dot[i] = query0 + i < p.Nq ? row_dot[row0 + query0 + i] : 0.0f;
@@ -112,8 +117,8 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
       __syncthreads();  // every warp sees the new ones
 
       float s[R][C] = {}, dp[R][C] = {};
-      add_dots<R, C, D>(s, tile.left_inner, tile.right_inner);    // Sᵀ = K Qᵀ
-      add_dots<R, C, D>(dp, tile.left_outer, tile.right_outer);   // dPᵀ = V dOᵀ
+      add_dots<R, C, D>(s, tile.left_inner, tile.right_inner);   // Sᵀ = K Qᵀ
+      add_dots<R, C, D>(dp, tile.left_outer, tile.right_outer);  // dPᵀ = V dOᵀ
 
       const bool some_unseen = keys_seen(p, query0) < key0 + T::kLeft;
 #pragma unroll
@@ -125,13 +130,15 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
           float weight = __expf(s[r][c] * float(p.scale) - tile.LSE[place.column(c)]);
           if (some_unseen && (query < first_query(p, key) || key >= p.Nk)) weight = 0.0f;
           float kept = 1.0f;
-          if (drop.threshold > 0) kept = drop.keeps(head, query, key) ? drop.kept_scale : 0.0f;
+          if (kDropout) kept = drop.keeps(head, query, key) ? drop.kept_scale : 0.0f;
           const float grown = kept == 0.0f ? 0.0f : dp[r][c] * kept;
           dp[r][c] = weight == 0.0f ? 0.0f : weight * (grown - tile.row_dot[place.column(c)]);  // dSᵀ
-          s[r][c] = weight * kept;                                                         // Pᵀ, dropped
+          s[r][c] = weight * kept;                                                              // Pᵀ, dropped
         }
       }
-      if (some_unseen || drop.threshold > 0) {
+      next_q.fetch(q, query0 + T::kRight, p.Nq);  // arrive while the gradients are summed
+      next_grad.fetch(grad, query0 + T::kRight, p.Nq);
+      if (kDropout || some_unseen) {
         add_rows<T, true>(dv, s, tile, tile.right_outer);
         add_rows<T, true>(dk, dp, tile, tile.right_inner);
       } else {
@@ -145,7 +152,7 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 }
 
 // dQ: a block owns a tile of queries and walks over the keys that they see.
-template <class T>
+template <class T, bool kDropout>
 __global__ void __launch_bounds__(T::kWarps * 32, 2)
     queries_gradient(Problem p, Dropout drop, const float* Q, const float* K, const float* V, const float* dO,
                      const float* LSE, const float* row_dot, float* dQ) {
@@ -169,11 +176,16 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
     d_row[r] = query < p.Nq ? row_dot[row0 + query] : 0.0f;
   }
   const int keys = keys_seen(p, min(query0 + T::kLeft, p.Nq) - 1);
+  TileInFlight<T::kRight, D, T::kWarps * 32> next_k, next_v;
+  next_k.fetch(K, 0, keys);
+  next_v.fetch(V, 0, keys);
   for (int key0 = 0; key0 < keys; key0 += T::kRight) {
     __syncthreads();  // every warp is done with the last keys
-    load_tile<T::kRight, D, true>(tile.right_inner, K, key0, p.Nk);
-    load_tile<T::kRight, D, true>(tile.right_outer, V, key0, p.Nk);
-    __syncthreads();  // every warp sees the new ones
+    next_k.store(tile.right_inner);
+    next_v.store(tile.right_outer);
+    __syncthreads();                          // every warp sees the new ones
+    next_k.fetch(K, key0 + T::kRight, keys);  // arrive while this tile is worked on
+    next_v.fetch(V, key0 + T::kRight, keys);
 
     float s[R][C] = {}, dp[R][C] = {};
     add_dots<R, C, D>(s, tile.left_inner, tile.right_inner);   // S = Q Kᵀ
@@ -189,8 +201,7 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
         float weight = __expf(s[r][c] * float(p.scale) - lse[r]);
         if (place.column(c) >= seen) weight = 0.0f;
         float grown = dp[r][c];
-        if (drop.threshold > 0)
-          grown = drop.keeps(head, query, key0 + place.column(c)) ? dp[r][c] * drop.kept_scale : 0.0f;
+        if (kDropout) grown = drop.keeps(head, query, key0 + place.column(c)) ? dp[r][c] * drop.kept_scale : 0.0f;
         s[r][c] = weight == 0.0f ? 0.0f : weight * (grown - d_row[r]);  // dS
       }
     }
@@ -202,7 +213,7 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
   store_rows<T>(dq, float(p.scale), dQ + row0 * D, query0, p.Nq);
 }
 
-template <class KeyShape, class QueryShape>
+template <class KeyShape, class QueryShape, bool kDropout>
 void backward_with(const Problem& p, const Tensors& t, Stream stream) {
   constexpr int D = KeyShape::D;
   const auto *Q = static_cast<const float*>(t.Q), *K = static_cast<const float*>(t.K);
@@ -211,10 +222,10 @@ void backward_with(const Problem& p, const Tensors& t, Stream stream) {
   float* row_dot = t.scratch<float>("D");
   const size_t rows = p.query_rows();
   launch(row_dots<D>, grid_of(ceil_div(rows, 8u)), 256, 0, stream, rows, static_cast<const float*>(t.O), dO, row_dot);
-  launch(keys_gradient<KeyShape>, grid_of(p.kv_heads() * ceil_div(p.Nk, KeyShape::kLeft)), KeyShape::kWarps * 32,
-         sizeof(typename KeyShape::Tiles), stream, p, Dropout(p), Q, K, V, dO, LSE, row_dot, static_cast<float*>(t.dK),
-         static_cast<float*>(t.dV));
-  launch(queries_gradient<QueryShape>, grid_of(p.query_heads() * ceil_div(p.Nq, QueryShape::kLeft)),
+  launch(keys_gradient<KeyShape, kDropout>, grid_of(p.kv_heads() * ceil_div(p.Nk, KeyShape::kLeft)),
+         KeyShape::kWarps * 32, sizeof(typename KeyShape::Tiles), stream, p, Dropout(p), Q, K, V, dO, LSE, row_dot,
+         static_cast<float*>(t.dK), static_cast<float*>(t.dV));
+  launch(queries_gradient<QueryShape, kDropout>, grid_of(p.query_heads() * ceil_div(p.Nq, QueryShape::kLeft)),
          QueryShape::kWarps * 32, sizeof(typename QueryShape::Tiles), stream, p, Dropout(p), Q, K, V, dO, LSE, row_dot,
          static_cast<float*>(t.dQ));
 }
@@ -223,16 +234,19 @@ void backward_with(const Problem& p, const Tensors& t, Stream stream) {
 template <class LargeKeys, class LargeQueries, class Small>
 void backward_for(const Problem& p, const Tensors& t, Stream stream) {
   constexpr size_t kNeeded = std::max(sizeof(typename LargeKeys::Tiles), sizeof(typename LargeQueries::Tiles));
-  if (kNeeded <= shared_memory_limit())
-    backward_with<LargeKeys, LargeQueries>(p, t, stream);
+  const bool large = kNeeded <= shared_memory_limit();
+  if (p.dropout > 0)
+    large ? backward_with<LargeKeys, LargeQueries, true>(p, t, stream)
+          : backward_with<Small, Small, true>(p, t, stream);
   else
-    backward_with<Small, Small>(p, t, stream);
+    large ? backward_with<LargeKeys, LargeQueries, false>(p, t, stream)
+          : backward_with<Small, Small, false>(p, t, stream);
 }
 
 void backward(const Problem& p, const Tensors& t, Stream stream) {
   if (p.D == 32) return backward_for<Shape<32, 4, 8, 4>, Shape<32, 8, 4, 4>, Shape<32, 4, 4, 4>>(p, t, stream);
   if (p.D == 64) return backward_for<Shape<64, 4, 8, 4>, Shape<64, 8, 4, 4>, Shape<64, 4, 4, 4>>(p, t, stream);
-  return backward_for<Shape<128, 4, 4, 4>, Shape<128, 4, 4, 4>, Shape<128, 2, 4, 2>>(p, t, stream);
+  return backward_for<Shape<128, 2, 4, 4>, Shape<128, 4, 4, 4>, Shape<128, 2, 4, 2>>(p, t, stream);
 }
 
 std::vector<Workspace> workspace(const Problem& p) { return {{"D", p.query_rows() * sizeof(float)}}; }

@@ -43,8 +43,7 @@ double least_bytes(const Problem& p, Pass pass) {
 
 class Bench {
  public:
-  explicit Bench(const BenchOptions& options)
-      : options_(options), gpu_(gpu_or_refuse()), rates_(measure_rates(gpu_)) {}
+  explicit Bench(const BenchOptions& options) : options_(options), gpu_(gpu_or_refuse()), rates_(measure_rates(gpu_)) {}
 
   int run() {
     const bool table = options_.format.format == Format::table;
@@ -110,8 +109,7 @@ class Bench {
     std::vector<std::unique_ptr<PreparedStep>> prepared;
     try {
       for (int i = 0; i < copies; i++)
-        prepared.push_back(
-            std::make_unique<PreparedStep>(gpu_, Target::gpu, step, pass, p, tensors));
+        prepared.push_back(std::make_unique<PreparedStep>(gpu_, Target::gpu, step, pass, p, tensors));
     } catch (const Error& e) {
       if (prepared.empty()) {
         notes_.push_back(step.id + " " + name_of(pass) + ", " + describe(p) + ": left out: " + e.what());

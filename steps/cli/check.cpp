@@ -111,9 +111,9 @@ class Plan {
 std::string repeat_command(const Item& item, const CheckOptions& o) {
   const Problem& p = item.problem;
   std::ostringstream text;
-  text << "flashsteps check " << item.step->id << " --pass " << name_of(item.pass) << " --batch " << p.B << " --heads " << p.Hq
-       << " --kv-heads " << p.Hkv << " --seq " << p.Nq << " --seq-k " << p.Nk << " --head-dim " << p.D << " --dtype "
-       << flash::name_of(p.dtype);
+  text << "flashsteps check " << item.step->id << " --pass " << name_of(item.pass) << " --batch " << p.B << " --heads "
+       << p.Hq << " --kv-heads " << p.Hkv << " --seq " << p.Nq << " --seq-k " << p.Nk << " --head-dim " << p.D
+       << " --dtype " << flash::name_of(p.dtype);
   if (p.causal) text << " --causal";
   text.precision(17);
   if (p.scale != default_scale(p.D)) text << " --scale " << p.scale;

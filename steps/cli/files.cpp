@@ -27,8 +27,7 @@ void write_files(const std::vector<OutputFile>& files) {
       std::error_code ignored;
       fs::remove(temporary_of(file), ignored);
     }
-    throw Error(culprit.path.string() +
-                ": cannot be written; check that its folder exists, is writable and not full");
+    throw Error(culprit.path.string() + ": cannot be written; check that its folder exists, is writable and not full");
   };
   for (const OutputFile& file : files)
     if (!write_temporary(file)) give_up(file);

@@ -46,7 +46,8 @@ Header parse_header(const std::string& path, const std::string& bytes) {
   if (version < 1 || version > 3) throw bad("has .npy version " + std::to_string(version) + ", known are 1 to 3");
   const size_t begin = version == 1 ? 10 : 12;
   if (bytes.size() < begin) throw bad("is cut off in its header");
-  const size_t length = version == 1 ? byte(8) | byte(9) << 8 : byte(8) | byte(9) << 8 | byte(10) << 16 | byte(11) << 24;
+  const size_t length =
+      version == 1 ? byte(8) | byte(9) << 8 : byte(8) | byte(9) << 8 | byte(10) << 16 | byte(11) << 24;
   if (length > 65536 || bytes.size() < begin + length) throw bad("is cut off in its header");
 
   const std::string dictionary = bytes.substr(begin, length);
@@ -110,8 +111,8 @@ Array4 read_npy(const std::string& path) {
   const size_t width = kind == "f4" ? 4 : 8;
   const size_t count = count_elements(path, header.shape);
   if (bytes.size() - header.data_begin != count * width)
-    throw Error(path + ": has " + std::to_string(bytes.size() - header.data_begin) + " bytes of data, its header promises " +
-                std::to_string(count * width) + "; the file is damaged");
+    throw Error(path + ": has " + std::to_string(bytes.size() - header.data_begin) +
+                " bytes of data, its header promises " + std::to_string(count * width) + "; the file is damaged");
 
   Array4 array;
   std::copy_n(header.shape.begin(), 4, array.shape.begin());

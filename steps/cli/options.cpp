@@ -11,8 +11,7 @@ namespace {
 
 const std::map<std::string, DeviceChoice> kDevices = {
     {"auto", DeviceChoice::automatic}, {"gpu", DeviceChoice::gpu}, {"cpu", DeviceChoice::cpu}};
-const std::map<std::string, Format> kFormats = {
-    {"table", Format::table}, {"csv", Format::csv}, {"json", Format::json}};
+const std::map<std::string, Format> kFormats = {{"table", Format::table}, {"csv", Format::csv}, {"json", Format::json}};
 
 // An option whose words stand for values: anything else is refused with the list of them.
 template <class T>
@@ -85,8 +84,7 @@ Problem ProblemOptions::apply(Problem p) const {
 }
 
 void StepOption::add_to(CLI::App& command) {
-  command.add_option("STEP", prefixes, "Steps, by any prefix of their ids (05, 08/ping); default: all")
-      ->type_name("");
+  command.add_option("STEP", prefixes, "Steps, by any prefix of their ids (05, 08/ping); default: all")->type_name("");
 }
 
 void PassOption::add_to(CLI::App& command) {

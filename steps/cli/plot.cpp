@@ -66,9 +66,9 @@ std::string line_plot_svg(const std::string& title, const std::string& x_label, 
       << "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
       << "<text x=\"" << kLeft << "\" y=\"26\" font-size=\"16\">" << escaped(title) << "</text>\n";
   for (double y = 0; y <= y_top * 1.000001; y += y_step)
-    svg << "<line x1=\"" << kLeft << "\" x2=\"" << kWidth - kRight << "\" y1=\"" << place_y(y) << "\" y2=\"" << place_y(y)
-        << "\" stroke=\"#ddd\"/><text x=\"" << kLeft - 8 << "\" y=\"" << place_y(y) + 4 << "\" text-anchor=\"end\">"
-        << number(y) << "</text>\n";
+    svg << "<line x1=\"" << kLeft << "\" x2=\"" << kWidth - kRight << "\" y1=\"" << place_y(y) << "\" y2=\""
+        << place_y(y) << "\" stroke=\"#ddd\"/><text x=\"" << kLeft - 8 << "\" y=\"" << place_y(y) + 4
+        << "\" text-anchor=\"end\">" << number(y) << "</text>\n";
   for (double x : xs)
     svg << "<text x=\"" << place_x(x) << "\" y=\"" << kHeight - kBottom + 20 << "\" text-anchor=\"middle\">"
         << length_label(x) << "</text>\n";

@@ -135,7 +135,8 @@ Command add_run(CLI::App& command) {
   file("--k", o->k, "K [B, Hkv, Nk, D]")->required();
   file("--v", o->v, "V [B, Hkv, Nk, D]")->required();
   file("--grad-out", o->grad_out, "dO [B, Hq, Nq, D]: asks for the gradients, too");
-  command.add_option("--out", o->out, "Folder for o.npy, lse.npy (and dq.npy, dk.npy, dv.npy), made if it is not there")
+  command
+      .add_option("--out", o->out, "Folder for o.npy, lse.npy (and dq.npy, dk.npy, dv.npy), made if it is not there")
       ->required()
       ->type_name("DIR");
   o->problem.add_rest_to(command);

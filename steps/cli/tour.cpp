@@ -65,9 +65,11 @@ class Tour {
     print_rows(std::cout, options_.format.format, rows_, titles(gpu));
     for (const std::string& fault : faults_) std::cerr << fault << "\n";
     if (table)
-      std::cout << "\nerror: largest relative error (Frobenius norm) of the pass's outputs against the fp64 oracle, and\n"
-                   "what the error rule allows; scratch: memory beside inputs and outputs; HBM bytes: what the kernels\n"
-                   "ask of global memory, no cache assumed, counted by the CPU executor (it makes one pass, at the checked shape).\n";
+      std::cout
+          << "\nerror: largest relative error (Frobenius norm) of the pass's outputs against the fp64 oracle, and\n"
+             "what the error rule allows; scratch: memory beside inputs and outputs; HBM bytes: what the kernels\n"
+             "ask of global memory, no cache assumed, counted by the CPU executor (it makes one pass, at the checked "
+             "shape).\n";
     return all_pass_ ? 0 : 1;
   }
 
@@ -143,9 +145,7 @@ class Tour {
     return false;
   }
 
-  const Question& question_for(const Problem& p) {
-    return questions_.try_emplace(describe(p), p, true).first->second;
-  }
+  const Question& question_for(const Problem& p) { return questions_.try_emplace(describe(p), p, true).first->second; }
 
   const TourOptions& options_;
   ChosenDevice chosen_;

@@ -70,8 +70,7 @@ Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass p
   if (pass == Pass::forward) {
     outcome.outputs = {{"O", oracle.judge_O(x.O)}, {"LSE", oracle.judge_LSE(x.LSE)}};
   } else {
-    outcome.outputs = {
-        {"dQ", oracle.judge_dQ(x.dQ)}, {"dK", oracle.judge_dK(x.dK)}, {"dV", oracle.judge_dV(x.dV)}};
+    outcome.outputs = {{"dQ", oracle.judge_dQ(x.dQ)}, {"dK", oracle.judge_dK(x.dK)}, {"dV", oracle.judge_dV(x.dV)}};
   }
   outcome.pass = true;
   for (const auto& [name, verdict] : outcome.outputs) outcome.pass = outcome.pass && verdict.pass;

@@ -39,8 +39,8 @@ struct Outcome {
   std::optional<Traffic> traffic;  // where the kernels are observed
 };
 
-// A backward pass without a forward pass of its own gets O and LSE from the oracle; where that has only a sample of them,
-// from the nearest forward step before it.
+// A backward pass without a forward pass of its own gets O and LSE from the oracle; where that has only a sample of
+// them, from the nearest forward step before it.
 Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass pass, const Question& question);
 
 // The forward pass whose O and LSE a backward pass without one of its own takes: the nearest step before it that can

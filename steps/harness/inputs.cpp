@@ -11,10 +11,10 @@ namespace {
 
 // A binary floating-point format, as far as rounding to it goes.
 struct Format {
-  int mantissa_bits;       // stored ones
-  int smallest_exponent;   // of a normal number
-  double largest;          // finite value
-  bool saturates;          // what is too large becomes `largest`, not ∞
+  int mantissa_bits;      // stored ones
+  int smallest_exponent;  // of a normal number
+  double largest;         // finite value
+  bool saturates;         // what is too large becomes `largest`, not ∞
 };
 constexpr Format kHalf{10, -14, 65504.0, false};
 constexpr Format kBf16{7, -126, 3.3895313892515355e38, false};
@@ -61,17 +61,23 @@ double unpack(uint32_t bits, int exponent_bits, int mantissa_bits, int smallest_
 
 uint32_t bits_from(DType type, double x) {
   switch (type) {
-    case DType::fp16: return pack(round_to(type, x), 5, 10, -14);
-    case DType::bf16: return pack(round_to(type, x), 8, 7, -126);
-    default: return pack(round_to(type, x), 4, 3, -6);
+    case DType::fp16:
+      return pack(round_to(type, x), 5, 10, -14);
+    case DType::bf16:
+      return pack(round_to(type, x), 8, 7, -126);
+    default:
+      return pack(round_to(type, x), 4, 3, -6);
   }
 }
 
 double value_of(DType type, uint32_t bits) {
   switch (type) {
-    case DType::fp16: return unpack(bits, 5, 10, -14, true);
-    case DType::bf16: return unpack(bits, 8, 7, -126, true);
-    default: return unpack(bits, 4, 3, -6, false);
+    case DType::fp16:
+      return unpack(bits, 5, 10, -14, true);
+    case DType::bf16:
+      return unpack(bits, 8, 7, -126, true);
+    default:
+      return unpack(bits, 4, 3, -6, false);
   }
 }
 
@@ -103,11 +109,16 @@ uint64_t mixed(uint64_t x) {
 
 double round_to(DType type, double x) {
   switch (type) {
-    case DType::fp64: return x;
-    case DType::fp32: return double(float(x));
-    case DType::fp16: return round_to_format(kHalf, x);
-    case DType::bf16: return round_to_format(kBf16, x);
-    case DType::e4m3: return round_to_format(kE4m3, x);
+    case DType::fp64:
+      return x;
+    case DType::fp32:
+      return double(float(x));
+    case DType::fp16:
+      return round_to_format(kHalf, x);
+    case DType::bf16:
+      return round_to_format(kBf16, x);
+    case DType::e4m3:
+      return round_to_format(kE4m3, x);
   }
   return x;
 }
@@ -116,10 +127,18 @@ std::vector<std::byte> encode(DType type, const std::vector<double>& values) {
   std::vector<std::byte> bytes;
   const size_t n = values.size();
   switch (bytes_of(type)) {
-    case 8: each_as<double>(bytes, n, [&](size_t i) { return values[i]; }); break;
-    case 4: each_as<float>(bytes, n, [&](size_t i) { return float(values[i]); }); break;
-    case 2: each_as<uint16_t>(bytes, n, [&](size_t i) { return uint16_t(bits_from(type, values[i])); }); break;
-    default: each_as<uint8_t>(bytes, n, [&](size_t i) { return uint8_t(bits_from(type, values[i])); }); break;
+    case 8:
+      each_as<double>(bytes, n, [&](size_t i) { return values[i]; });
+      break;
+    case 4:
+      each_as<float>(bytes, n, [&](size_t i) { return float(values[i]); });
+      break;
+    case 2:
+      each_as<uint16_t>(bytes, n, [&](size_t i) { return uint16_t(bits_from(type, values[i])); });
+      break;
+    default:
+      each_as<uint8_t>(bytes, n, [&](size_t i) { return uint8_t(bits_from(type, values[i])); });
+      break;
   }
   return bytes;
 }
@@ -128,10 +147,18 @@ std::vector<double> decode(DType type, const std::vector<std::byte>& bytes) {
   std::vector<double> values(bytes.size() / bytes_of(type));
   for (size_t i = 0; i < values.size(); i++) {
     switch (bytes_of(type)) {
-      case 8: values[i] = at<double>(bytes, i); break;
-      case 4: values[i] = at<float>(bytes, i); break;
-      case 2: values[i] = value_of(type, at<uint16_t>(bytes, i)); break;
-      default: values[i] = value_of(type, at<uint8_t>(bytes, i)); break;
+      case 8:
+        values[i] = at<double>(bytes, i);
+        break;
+      case 4:
+        values[i] = at<float>(bytes, i);
+        break;
+      case 2:
+        values[i] = value_of(type, at<uint16_t>(bytes, i));
+        break;
+      default:
+        values[i] = value_of(type, at<uint8_t>(bytes, i));
+        break;
     }
   }
   return values;

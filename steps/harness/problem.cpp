@@ -30,8 +30,8 @@ const NamedType& entry(DType type) {
 
 void require_size(const char* name, int value, int smallest) {
   if (value >= smallest) return;
-  throw Error(std::string(name) + ": " + std::to_string(value) + " is too small; at least " +
-              std::to_string(smallest) + " is needed");
+  throw Error(std::string(name) + ": " + std::to_string(value) + " is too small; at least " + std::to_string(smallest) +
+              " is needed");
 }
 
 // Pairs (query, key) of one head that are computed with: all of them, or those that the causal mask leaves.

@@ -5,8 +5,8 @@
 namespace flash {
 
 struct Rates {
-  double fp32_flops = 0;   // multiply-adds of registers, two operations each, a second
-  double hbm_bytes = 0;    // a copy between two large arrays, bytes read plus bytes written, a second
+  double fp32_flops = 0;  // multiply-adds of registers, two operations each, a second
+  double hbm_bytes = 0;   // a copy between two large arrays, bytes read plus bytes written, a second
 };
 
 // Takes about a tenth of a second and 2 GB of GPU memory. Throws Error where there is no GPU.

@@ -20,7 +20,9 @@ struct WarpPlace {
   int warp = int(threadIdx.x / 32), y = int(threadIdx.x % 32 / 8), x = int(threadIdx.x % 8);
 
   template <int R>
-  __device__ int row(int r) const { return warp * 4 * R + 4 * r + y; }
+  __device__ int row(int r) const {
+    return warp * 4 * R + 4 * r + y;
+  }
   __device__ int column(int c) const { return c / 4 * 32 + 4 * x + c % 4; }
 };
 
@@ -39,6 +41,34 @@ __device__ void load_tile(float (&tile)[kRows][D + kTilePad], const float* matri
     *reinterpret_cast<float4*>(&tile[kSlots ? slot(row) : row][column]) = four;
   }
 }
+
+// A tile on its way from HBM to shared memory, in the registers of a block's kThreads threads: fetched before a product
+// and stored after it, so that the product hides the latency of the loads.
+template <int kRows, int D, int kThreads>
+struct TileInFlight {
+  static constexpr int kPieces = kRows * D / 4 / kThreads;
+  static_assert(kPieces * kThreads * 4 == kRows * D, "each thread has as many 16-byte pieces as the others");
+  float4 piece[kPieces];
+
+  // Loads rows [row0, row0 + kRows) of a row-major [rows, D] matrix; rows past the end become zeros.
+  __device__ void fetch(const float* matrix, int row0, int rows) {
+#pragma unroll
+    for (int k = 0; k < kPieces; k++) {
+      const int i = k * kThreads + int(threadIdx.x), row = i / (D / 4), column = i % (D / 4) * 4;
+      piece[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (row0 + row < rows) piece[k] = *reinterpret_cast<const float4*>(matrix + size_t(row0 + row) * D + column);
+    }
+  }
+
+  // Stores what was fetched as a right-hand operand, in the order of slot().
+  __device__ void store(float (&tile)[kRows][D + kTilePad]) const {
+#pragma unroll
+    for (int k = 0; k < kPieces; k++) {
+      const int i = k * kThreads + int(threadIdx.x), row = i / (D / 4), column = i % (D / 4) * 4;
+      *reinterpret_cast<float4*>(&tile[slot(row)][column]) = piece[k];
+    }
+  }
+};
 
 // sum[r][c] += Σ_d A[row r][d] · B[column c][d]: a tile of A Bᵀ. B lies in the order of slot().
 template <int R, int C, int D, int kRowsA, int kRowsB>

@@ -48,7 +48,7 @@ class PreparedStep {
 };
 
 struct StepResult {
-  HostTensors tensors;             // see PreparedStep::finish
+  HostTensors tensors;  // see PreparedStep::finish
   size_t scratch_bytes = 0;
   std::optional<Traffic> traffic;  // of the asked pass alone, where its kernels are observed
 };
