@@ -71,15 +71,16 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
     add_dots<R, C, D>(s, tile.Q, tile.K);
 
     const bool some_unseen = key0 + Bc > keys_for_all;
+    int seen[R];  // how many keys of the tile each row sees
 #pragma unroll
     for (int r = 0; r < R; r++) {
       // Online softmax of the thread's part of a row. Only tiles at the edge need the mask.
       const int query = query0 + place.row<R>(r);
-      const int seen = some_unseen ? min(keys_seen(p, query), keys) - key0 : Bc;
+      seen[r] = some_unseen ? min(keys_seen(p, query), keys) - key0 : Bc;
       float largest = m[r];
 #pragma unroll
       for (int c = 0; c < C; c++) {
-        s[r][c] = place.column(c) < seen ? s[r][c] * scale : -INFINITY;
+        s[r][c] = place.column(c) < seen[r] ? s[r][c] * scale : -INFINITY;
         largest = fmaxf(largest, s[r][c]);
       }
       largest = row_max(largest);
@@ -118,9 +119,11 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 
     // Weighted sum of V. The weights of a row were computed by the 8 lanes of one warp and are read by the same 8.
     if (kDropout || some_unseen)
-      add_weighted_rows<true, R, D / 8, Bc, D>(o, tile.P, tile.V);
+      add_weighted_rows<R, D / 8, Bc, D>(o, tile.P, tile.V, [&](int r, int j, float weight) {
+        return j < seen[r] && !(kDropout && weight == 0.0f);
+      });
     else
-      add_weighted_rows<false, R, D / 8, Bc, D>(o, tile.P, tile.V);
+      add_weighted_rows<R, D / 8, Bc, D>(o, tile.P, tile.V, AllTerms());
     in_flight.store(tile.K);
   }
 

@@ -47,9 +47,9 @@ __global__ void row_dots(size_t rows, const float* O, const float* dO, float* ro
 }
 
 // Hands a thread's R × C elements to the lanes of its rows, and adds their products with `values` to `sum`.
-template <class T, bool kSkipZeros>
+template <class T, class Counts>
 __device__ void add_rows(float (&sum)[T::R][T::D / 8], const float (&x)[T::R][T::C], typename T::Tiles& tile,
-                         const float (&values)[T::kRight][T::D + kTilePad]) {
+                         const float (&values)[T::kRight][T::D + kTilePad], Counts counts) {
   const WarpPlace place;
   __syncwarp();  // the row's lanes are done with what was handed over before
 #pragma unroll
@@ -59,7 +59,7 @@ __device__ void add_rows(float (&sum)[T::R][T::D / 8], const float (&x)[T::R][T:
       *reinterpret_cast<float4*>(&tile.weights[place.row<T::R>(r)][place.column(c)]) =
           make_float4(x[r][c], x[r][c + 1], x[r][c + 2], x[r][c + 3]);
   __syncwarp();
-  add_weighted_rows<kSkipZeros, T::R, T::D / 8, T::kRight, T::D>(sum, tile.weights, values);
+  add_weighted_rows<T::R, T::D / 8, T::kRight, T::D>(sum, tile.weights, values, counts);
 }
 
 // Writes R rows of a gradient, scaled.
@@ -127,23 +127,25 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 #pragma unroll
         for (int c = 0; c < C; c++) {
           const int query = query0 + place.column(c);
-          float weight = __expf(s[r][c] * float(p.scale) - tile.LSE[place.column(c)]);
-          if (some_unseen && (query < first_query(p, key) || key >= p.Nk)) weight = 0.0f;
+          const bool seen = !some_unseen || (query >= first_query(p, key) && key < p.Nk);
+          const float weight = seen ? __expf(s[r][c] * float(p.scale) - tile.LSE[place.column(c)]) : 0.0f;
           float kept = 1.0f;
           if (kDropout) kept = drop.keeps(head, query, key) ? drop.kept_scale : 0.0f;
           const float grown = kept == 0.0f ? 0.0f : dp[r][c] * kept;
-          dp[r][c] = weight == 0.0f ? 0.0f : weight * (grown - tile.row_dot[place.column(c)]);  // dSᵀ
+          dp[r][c] = seen ? weight * (grown - tile.row_dot[place.column(c)]) : 0.0f;  // dSᵀ
           s[r][c] = weight * kept;                                                              // Pᵀ, dropped
         }
       }
       next_q.fetch(q, query0 + T::kRight, p.Nq);  // arrive while the gradients are summed
       next_grad.fetch(grad, query0 + T::kRight, p.Nq);
       if (kDropout || some_unseen) {
-        add_rows<T, true>(dv, s, tile, tile.right_outer);
-        add_rows<T, true>(dk, dp, tile, tile.right_inner);
+        const auto sees = [&](int r, int j, float) { return query0 + j >= first_query(p, key0 + place.row<R>(r)); };
+        add_rows<T>(dv, s, tile, tile.right_outer,
+                    [&](int r, int j, float x) { return sees(r, j, x) && !(kDropout && x == 0.0f); });
+        add_rows<T>(dk, dp, tile, tile.right_inner, sees);
       } else {
-        add_rows<T, false>(dv, s, tile, tile.right_outer);
-        add_rows<T, false>(dk, dp, tile, tile.right_inner);
+        add_rows<T>(dv, s, tile, tile.right_outer, AllTerms());
+        add_rows<T>(dk, dp, tile, tile.right_inner, AllTerms());
       }
     }
   }
@@ -198,17 +200,17 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
       const int seen = some_unseen ? keys_seen(p, query) - key0 : T::kRight;
 #pragma unroll
       for (int c = 0; c < C; c++) {
-        float weight = __expf(s[r][c] * float(p.scale) - lse[r]);
-        if (place.column(c) >= seen) weight = 0.0f;
+        const float weight = __expf(s[r][c] * float(p.scale) - lse[r]);
         float grown = dp[r][c];
         if (kDropout) grown = drop.keeps(head, query, key0 + place.column(c)) ? dp[r][c] * drop.kept_scale : 0.0f;
-        s[r][c] = weight == 0.0f ? 0.0f : weight * (grown - d_row[r]);  // dS
+        s[r][c] = place.column(c) < seen ? weight * (grown - d_row[r]) : 0.0f;  // dS
       }
     }
     if (some_unseen)
-      add_rows<T, true>(dq, s, tile, tile.right_inner);
+      add_rows<T>(dq, s, tile, tile.right_inner,
+                  [&](int r, int j, float) { return key0 + j < keys_seen(p, query0 + place.row<R>(r)); });
     else
-      add_rows<T, false>(dq, s, tile, tile.right_inner);
+      add_rows<T>(dq, s, tile, tile.right_inner, AllTerms());
   }
   store_rows<T>(dq, float(p.scale), dQ + row0 * D, query0, p.Nq);
 }

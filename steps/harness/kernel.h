@@ -10,7 +10,6 @@
 #endif
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "harness/step.h"
@@ -29,12 +28,7 @@ __host__ __device__ constexpr auto ceil_div(A a, B b) {
 }
 
 // A one-dimensional grid, which alone is long enough for batch × heads × tiles. Throws Error past what a GPU takes.
-inline dim3 grid_of(size_t blocks) {
-  if (blocks > 2147483647)
-    throw Error("launch: needs " + std::to_string(blocks) +
-                " blocks, a grid has at most 2147483647; choose a smaller batch or sequence");
-  return dim3(unsigned(blocks));
-}
+inline dim3 grid_of(size_t blocks) { return dim3(checked_grid_length(blocks)); }
 
 }  // namespace FLASH_TARGET
 }  // namespace flash

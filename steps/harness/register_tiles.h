@@ -94,13 +94,18 @@ __device__ void add_dots(float (&sum)[R][C], const float (&A)[kRowsA][D + kTileP
   }
 }
 
+// For add_weighted_rows: every term counts.
+struct AllTerms {
+  __device__ constexpr bool operator()(int, int, float) const { return true; }
+};
+
 // sum[r][c] += Σ_j P[row r][j] · V[j][column c]: a tile of P V. V's row j lies at slot(j).
 //
-// `kSkipZeros`: terms whose weight is 0 are left out, for tiles in which not every row sees every key. Without it a NaN
-// in V would reach rows that do not see it: 0 · NaN = NaN.
-template <bool kSkipZeros, int R, int C, int J, int D, int kRowsP>
+// `counts(r, j, weight)` says whether term j belongs to row r. Where not every row sees every key it must: a weight of 0
+// does not keep a NaN in V out, since 0 · NaN = NaN.
+template <int R, int C, int J, int D, int kRowsP, class Counts>
 __device__ void add_weighted_rows(float (&sum)[R][C], const float (&P)[kRowsP][J + kTilePad],
-                                  const float (&V)[J][D + kTilePad]) {
+                                  const float (&V)[J][D + kTilePad], Counts counts) {
   static_assert(C * 8 == D, "a thread has D / 8 columns");
   const WarpPlace place;
 #pragma unroll 2
@@ -116,7 +121,7 @@ __device__ void add_weighted_rows(float (&sum)[R][C], const float (&P)[kRowsP][J
 #pragma unroll
         for (int r = 0; r < R; r++) {
           const float weight = k == 0 ? p[r].x : k == 1 ? p[r].y : k == 2 ? p[r].z : p[r].w;
-          if (kSkipZeros && weight == 0.0f) continue;
+          if (!counts(r, j + k, weight)) continue;
           sum[r][c] = fmaf(weight, v.x, sum[r][c]);
           sum[r][c + 1] = fmaf(weight, v.y, sum[r][c + 1]);
           sum[r][c + 2] = fmaf(weight, v.z, sum[r][c + 2]);

@@ -64,6 +64,20 @@ Registration::Registration(const char* file, Target target, Step step) {
   });
 }
 
+void* Tensors::address_of(const char* name) const {
+  const auto it = workspace.find(name);
+  if (it == workspace.end())
+    throw Error("step: there is no workspace '" + std::string(name) + "'; ask for it in .workspace");
+  return it->second;
+}
+
+unsigned checked_grid_length(size_t blocks) {
+  if (blocks > 2147483647)
+    throw Error("launch: needs " + std::to_string(blocks) +
+                " blocks, a grid has at most 2147483647; choose a smaller batch or sequence");
+  return unsigned(blocks);
+}
+
 std::vector<int> head_dims_up_to(int largest) {
   std::vector<int> dims(static_cast<size_t>(largest));
   for (int d = 1; d <= largest; d++) dims[static_cast<size_t>(d - 1)] = d;

@@ -37,14 +37,18 @@ struct Tensors {
   void* dV = nullptr;
   std::map<std::string, void*> workspace;
 
-  // The workspace asked for under this name.
+  // The workspace asked for under this name. Throws Error if it was not.
   template <class T>
-  T* scratch(const std::string& name) const {
-    const auto it = workspace.find(name);
-    if (it == workspace.end()) throw Error("step: there is no workspace '" + name + "'; ask for it in .workspace");
-    return static_cast<T*>(it->second);
+  T* scratch(const char* name) const {
+    return static_cast<T*>(address_of(name));
   }
+
+ private:
+  void* address_of(const char* name) const;
 };
+
+// The number of blocks of a one-dimensional grid. Throws Error past what a GPU takes.
+unsigned checked_grid_length(size_t blocks);
 
 using RunPass = void (*)(const Problem&, const Tensors&, Stream);
 
