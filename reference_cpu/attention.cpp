@@ -43,13 +43,14 @@ struct RowStatistics {
   Scalar m = 0;         // the row's maximum
   Scalar l = 0;         // Σ exp(S − m)
   Scalar D = 0;         // Σ dO∘O, which is also Σ P∘dP
-  Scalar D_noise2 = 0;  // see noise.h
+  Scalar D_noise2 = 0;  // see noise.h; for rows without results of their own, that of O is left out
 };
 
 // Some queries against some keys of their head: everything there is about these scores.
 template <class Scalar>
 struct Tile {
   int64_t query_head;
+  bool with_noise;                 // whether anyone asks for the noise of its results
   std::vector<int> queries, keys;  // ascending
   std::vector<int> seen;           // how many of `keys` each query sees: always the first ones
   Matrix<Scalar> Q, K, V, dO;
@@ -179,7 +180,7 @@ class Attention {
     return X.unaryExpr([this](Scalar x) { return store(x); });
   }
 
-  Tile<Scalar> open_tile(int64_t query_head, std::vector<int> queries, std::vector<int> keys) const;
+  Tile<Scalar> open_tile(int64_t query_head, std::vector<int> queries, std::vector<int> keys, bool with_noise) const;
   void find_row_maximum_and_sum(const Tile<Scalar>& tile);
   void compute_weights(Tile<Scalar>& tile);
   void add_recomputation_noise(Tile<Scalar>& tile);
@@ -205,7 +206,8 @@ class Attention {
 
 // Gathers a tile's rows of Q, K, V, dO and computes S = scale · QKᵀ. Scores of unseen keys are there but mean nothing.
 template <class Scalar>
-Tile<Scalar> Attention<Scalar>::open_tile(int64_t query_head, std::vector<int> queries, std::vector<int> keys) const {
+Tile<Scalar> Attention<Scalar>::open_tile(int64_t query_head, std::vector<int> queries, std::vector<int> keys,
+                                          bool with_noise) const {
   const int64_t first_query = query_head * problem_.Nq, first_key = key_head_of(query_head) * problem_.Nk;
   Tile<Scalar> tile;
   tile.query_head = query_head;
@@ -220,7 +222,8 @@ Tile<Scalar> Attention<Scalar>::open_tile(int64_t query_head, std::vector<int> q
   tile.keys = std::move(keys);
 
   tile.S = scale_ * product<Scalar>(tile.Q, tile.K.transpose());
-  if constexpr (kWithNoise) tile.S_noise2 = dot_products_noise2(tile.Q, tile.K, tile.S, scale_);
+  tile.with_noise = kWithNoise && with_noise;
+  if (tile.with_noise) tile.S_noise2 = dot_products_noise2(tile.Q, tile.K, tile.S, scale_);
   return tile;
 }
 
@@ -270,7 +273,7 @@ void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
     }
   }
 
-  if constexpr (kWithNoise) {
+  if (tile.with_noise) {
     tile.P_noise2 = softmax_noise2(tile.P, tile.S_noise2);
     clear_unseen(tile.P_noise2, tile.seen);
     tile.weights_noise2 = tile.P_noise2;
@@ -346,20 +349,20 @@ template <class Scalar>
 void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results, BlockNoise& noise) {
   std::vector<int> keys(size_t(keys_seen_by(block.rows.back())));  // the last query sees most
   std::iota(keys.begin(), keys.end(), 0);
-  Tile<Scalar> tile = open_tile(block.head, block.rows, std::move(keys));
+  const bool has_results = block.slot != kNoResults;
+  Tile<Scalar> tile = open_tile(block.head, block.rows, std::move(keys), has_results);
   const auto sees = [&tile](auto query, auto key) { return tile.sees(query, key); };
   const auto keeps = [&tile](auto query, auto key) { return tile.keeps(query, key); };
 
   find_row_maximum_and_sum(tile);
   compute_weights(tile);
   const Matrix<Scalar> O = store(sum_of_terms(tile.weights, tile.V, keeps));
-  Matrix<Scalar> O_noise2;
-  if constexpr (kWithNoise) {
+  Matrix<Scalar> O_noise2 = Matrix<Scalar>::Zero(O.rows(), O.cols());
+  if (tile.with_noise) {
     const Matrix<Scalar> noise2 = sum_noise2(tile.weights_noise2, tile.weights, int64_t(tile.keys.size()));
     O_noise2 = sum_of_terms<Scalar>(noise2, tile.V.cwiseAbs2(), keeps) + O.cwiseAbs2();
   }
 
-  const bool has_results = block.slot != kNoResults;
   if (has_results) {
     write(O, block.slot, results.O);
     count_noise(O_noise2, noise.O);
@@ -407,7 +410,7 @@ void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, 
     for (int first = first_query_that_sees(block.rows.front()); first < problem_.Nq; first += kQueriesInTile) {
       std::vector<int> queries(size_t(std::min(kQueriesInTile, problem_.Nq - first)));
       std::iota(queries.begin(), queries.end(), first);
-      Tile<Scalar> tile = open_tile(head, std::move(queries), block.rows);
+      Tile<Scalar> tile = open_tile(head, std::move(queries), block.rows, true);
       const auto sees = [&tile](auto key, auto query) { return tile.sees(query, key); };
       const auto keeps = [&tile](auto key, auto query) { return tile.keeps(query, key); };
 

@@ -1,4 +1,5 @@
 // `flashsteps check`: steps against the oracle, at a given shape or over a grid of awkward ones.
+#include <algorithm>
 #include <iostream>
 #include <map>
 #include <sstream>
@@ -209,8 +210,12 @@ class Check {
     auto it = questions_.find(key);
     if (it != questions_.end()) return it->second;
     if (p.q_elements() + p.kv_elements() > 200000) questions_.clear();
-    const bool with_gradient = options_.pass.name != "forward";
-    return questions_.try_emplace(key, p, with_gradient, options_.sample).first->second;
+    return questions_.try_emplace(key, p, asks_for_gradient(), options_.sample).first->second;
+  }
+
+  bool asks_for_gradient() const {
+    return std::any_of(plan_.items().begin(), plan_.items().end(),
+                       [](const Item& item) { return item.pass == Pass::backward; });
   }
 
   int report() {

@@ -24,7 +24,7 @@ Question::Question(const Problem& problem, bool with_gradient, int sample_rows) 
   inputs_ = random_tensors(problem, problem.seed);
   if (!with_gradient) inputs_.dO.clear();
   reference::Selection selection;
-  if (sample_rows > 0) selection = reference::sample(problem, sample_rows, 2, problem.seed);
+  if (sample_rows > 0) selection = reference::sample(problem, sample_rows, 1, problem.seed);
   everything_ = selection.everything;
   oracle_ = std::make_unique<reference::Oracle>(problem, inputs_, selection);
   if (everything_) {

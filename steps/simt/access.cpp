@@ -179,6 +179,7 @@ void* __tsan_memset(void* to, int value, size_t bytes) {
 void __ubsan_handle_out_of_bounds(void* /*description*/, uintptr_t index) {
   simt::Observer* observer = simt::observing;
   if (!observer) return;  // host code in a kernel file
+  simt::observing = nullptr;
   observer->block().fail(simt::Kind::bad_index, SIMT_CALLER,
                          {{"index " + std::to_string(long(index)) + " of an array of fixed size"}});
 }

@@ -103,13 +103,15 @@ const std::vector<Finding>& findings() { return last_findings; }
 
 void report_findings() {
   if (notes.empty()) return;
-  std::erase_if(notes, is_explained_by_race);
+  std::vector<Note> unexplained;
+  for (const Note& note : notes)
+    if (!is_explained_by_race(note)) unexplained.push_back(note);
   std::string message;
-  for (const Note& note : notes) {
+  for (const Note& note : unexplained) {
     last_findings.push_back(put_into_words(note));
     if (last_findings.size() <= kShownInMessage) message += (message.empty() ? "" : "\n") + last_findings.back().text;
   }
-  if (notes.size() > kShownInMessage)
+  if (unexplained.size() > kShownInMessage)
     message += "\n… and " + std::to_string(notes.size() - kShownInMessage) +
                (notes.size() < kMostNotes ? "" : " or more") + " other findings";
   throw flash::KernelFault(message);

@@ -1,6 +1,7 @@
 // The rarer parts of the observer: places in the code, regions of memory, beginnings and ends, findings.
 #include "simt/observer.h"
 
+#include <utility>
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -189,6 +190,21 @@ void Observer::flush(int warp) {
 
 // ---- Findings
 
+namespace {
+
+// While a finding is put into words nothing is observed. The observed kernel files bring instrumented copies of the
+// standard library's templates along, and the linker may have chosen those for this file too.
+class ObservationPause {
+ public:
+  ObservationPause() : paused_(std::exchange(observing, nullptr)) {}
+  ~ObservationPause() { observing = paused_; }
+
+ private:
+  Observer* paused_;
+};
+
+}  // namespace
+
 std::string Observer::place_in(const Region& region, uintptr_t address) const {
   const std::string place = " at byte " + std::to_string(address - region.begin);
   if (region.space == Space::global) return "global memory" + place + " of an array of " + std::to_string(region.bytes);
@@ -226,6 +242,7 @@ void Observer::misaligned(const Site& site, uintptr_t address) {
 }
 
 void Observer::uninitialised(const Site& site, uintptr_t address) {
+  const ObservationPause pause;
   if (already_told(site.number, kMostSites)) return;
   add_note({Kind::uninitialised,
             site.code,
@@ -234,6 +251,7 @@ void Observer::uninitialised(const Site& site, uintptr_t address) {
 }
 
 void Observer::race(const Site& site, uintptr_t address, Moment other, bool other_wrote, bool atomic) {
+  const ObservationPause pause;
   if (already_told(site.number, other.site())) return;
   std::string whose = block_.describe_thread(int(other.thread()));
   if (other.block() != order_.block()) {
