@@ -11,6 +11,7 @@
 #include "golden.h"
 #include "harness/inputs.h"
 #include "harness/registry.h"
+#include "simt/executor.h"
 
 TEST_SUITE_BEGIN("steps");
 
@@ -228,6 +229,21 @@ TEST_CASE("a NaN or an infinity reaches exactly the rows that see it") {
           expect_finite_where_the_oracle_is(step, p, t);
       }
   });
+}
+
+TEST_CASE("a GPU with the shared memory of a T4, 64 KB a block, gets tiles that fit") {
+  simt::options().shared_bytes = 64 << 10;
+  every_step([](const RegisteredStep& step, Pass pass) {
+    for (int D : some_head_dims(step.info())) {
+      Problem p;
+      p.Hq = p.Hkv = 2, p.Nq = 70, p.Nk = 75, p.D = D, p.scale = default_scale(D), p.causal = true;
+      p.dtype = step.info().dtypes.front();
+      if (step.info().min_sm > 75 || why_unsupported(step, p, pass)) continue;
+      const cli::Question question(p, true);
+      for (Target target : cpu_targets(step)) expect_right(step, target, pass, question);
+    }
+  });
+  simt::options() = simt::Options{};
 }
 
 TEST_CASE("the same bits from run to run") {

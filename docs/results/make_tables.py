@@ -14,6 +14,7 @@ and is replaced as a whole. The tables there are, with their arguments, are the 
     counters CHAPTER     h200_ncu_CHAPTER.csv: a row a kernel
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
     ladder PASS          all h200_bench_*.csv: a row a step, N 1k, 2k, 4k
+    paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet
     passes_02            no data but the copy and fp32 rates: what chapter 02's kernels must compute and move
 
 In the CSV files lines that begin with # say when, where and by which command they were measured; they end as the note
@@ -203,6 +204,31 @@ def ladder(links, what):
         sources += [s for s in peer_sources if s not in sources] if peers else []
     titles = ["step", "precision", "N 1k", "2k", "4k: TFLOP/s", "× 02 at 2k", "scratch at 4k, GB"]
     return markdown(titles, rows, sources, links)
+
+
+@table
+def paper_traffic(links):
+    """HBM bytes and time, forward and backward, of chapter 02 against 05 + 06, and the ratio."""
+    name = "h200_ncu_paper_shape.csv"
+    if not (RESULTS / name).is_file():
+        return f"*Not measured yet: there is no {name}.*\n"
+    data, comments = read(name)
+    totals = {}
+    for r in data:
+        total = totals.setdefault(r["chapter"].zfill(2)[:2], [0.0, 0.0, 0.0])
+        for i, column in enumerate(("dram_read_bytes", "dram_write_bytes", "ns")):
+            total[i] += float(r[column])
+    shown = [("02, forward and backward", "02"), ("05, forward", "05"), ("06, backward", "06")]
+    missing = [chapter for _, chapter in shown if chapter not in totals]
+    rows = [(title, totals[chapter]) for title, chapter in shown if chapter in totals]
+    if "05" not in missing and "06" not in missing:
+        rows.append(("05 + 06", [a + b for a, b in zip(totals["05"], totals["06"])]))
+    rows = [(title, (r, w, r + w, ns)) for title, (r, w, ns) in rows]
+    cells = [[title] + [number(x / unit) for x, unit in zip(row, (1e9, 1e9, 1e9, 1e6))] for title, row in rows]
+    if not missing:
+        cells.append(["02 : (05 + 06)"] + [f"{number(a / b)} ×" if b else "–" for a, b in zip(rows[0][1], rows[-1][1])])
+    note = f"\n*Not measured yet: chapter {', '.join(missing)}.*\n" if missing else ""
+    return markdown(["kernels of chapter", "HBM read, GB", "HBM written, GB", "together, GB", "ms"], cells, [(name, comments)], links) + note
 
 
 @table

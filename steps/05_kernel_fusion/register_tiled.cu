@@ -119,9 +119,8 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 
     // Weighted sum of V. The weights of a row were computed by the 8 lanes of one warp and are read by the same 8.
     if (kDropout || some_unseen)
-      add_weighted_rows<R, D / 8, Bc, D>(o, tile.P, tile.V, [&](int r, int j, float weight) {
-        return j < seen[r] && !(kDropout && weight == 0.0f);
-      });
+      add_weighted_rows<R, D / 8, Bc, D>(
+          o, tile.P, tile.V, [&](int r, int j, float weight) { return j < seen[r] && !(kDropout && weight == 0.0f); });
     else
       add_weighted_rows<R, D / 8, Bc, D>(o, tile.P, tile.V, AllTerms());
     in_flight.store(tile.K);
@@ -159,7 +158,7 @@ void forward_for(const Problem& p, const Tensors& t, Stream stream) {
 }
 
 void forward(const Problem& p, const Tensors& t, Stream stream) {
-  if (p.D == 32) return forward_for<Shape<32, 8, 4, 4>, Shape<32, 4, 4, 4>>(p, t, stream);
+  if (p.D == 32) return forward_with<Shape<32, 8, 4, 4>>(p, t, stream);  // 46 KB: for every GPU
   if (p.D == 64) return forward_for<Shape<64, 8, 4, 4>, Shape<64, 4, 4, 4>>(p, t, stream);
   return forward_for<Shape<128, 4, 4, 4>, Shape<128, 2, 4, 4>>(p, t, stream);
 }

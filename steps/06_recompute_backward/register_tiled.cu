@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
           if (kDropout) kept = drop.keeps(head, query, key) ? drop.kept_scale : 0.0f;
           const float grown = kept == 0.0f ? 0.0f : dp[r][c] * kept;
           dp[r][c] = seen ? weight * (grown - tile.row_dot[place.column(c)]) : 0.0f;  // dSᵀ
-          s[r][c] = weight * kept;                                                              // Pᵀ, dropped
+          s[r][c] = weight * kept;                                                    // Pᵀ, dropped
         }
       }
       next_q.fetch(q, query0 + T::kRight, p.Nq);  // arrive while the gradients are summed
@@ -215,38 +215,36 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
   store_rows<T>(dq, float(p.scale), dQ + row0 * D, query0, p.Nq);
 }
 
-template <class KeyShape, class QueryShape, bool kDropout>
+template <class Keys, class Queries>
 void backward_with(const Problem& p, const Tensors& t, Stream stream) {
-  constexpr int D = KeyShape::D;
+  constexpr int D = Keys::D;
   const auto *Q = static_cast<const float*>(t.Q), *K = static_cast<const float*>(t.K);
   const auto *V = static_cast<const float*>(t.V), *dO = static_cast<const float*>(t.dO);
   const auto* LSE = static_cast<const float*>(t.LSE);
   float* row_dot = t.scratch<float>("D");
   const size_t rows = p.query_rows();
+  const bool drops = p.dropout > 0;
   launch(row_dots<D>, grid_of(ceil_div(rows, 8u)), 256, 0, stream, rows, static_cast<const float*>(t.O), dO, row_dot);
-  launch(keys_gradient<KeyShape, kDropout>, grid_of(p.kv_heads() * ceil_div(p.Nk, KeyShape::kLeft)),
-         KeyShape::kWarps * 32, sizeof(typename KeyShape::Tiles), stream, p, Dropout(p), Q, K, V, dO, LSE, row_dot,
-         static_cast<float*>(t.dK), static_cast<float*>(t.dV));
-  launch(queries_gradient<QueryShape, kDropout>, grid_of(p.query_heads() * ceil_div(p.Nq, QueryShape::kLeft)),
-         QueryShape::kWarps * 32, sizeof(typename QueryShape::Tiles), stream, p, Dropout(p), Q, K, V, dO, LSE, row_dot,
-         static_cast<float*>(t.dQ));
+  launch(drops ? keys_gradient<Keys, true> : keys_gradient<Keys, false>,
+         grid_of(p.kv_heads() * ceil_div(p.Nk, Keys::kLeft)), Keys::kWarps * 32, sizeof(typename Keys::Tiles), stream,
+         p, Dropout(p), Q, K, V, dO, LSE, row_dot, static_cast<float*>(t.dK), static_cast<float*>(t.dV));
+  launch(drops ? queries_gradient<Queries, true> : queries_gradient<Queries, false>,
+         grid_of(p.query_heads() * ceil_div(p.Nq, Queries::kLeft)), Queries::kWarps * 32,
+         sizeof(typename Queries::Tiles), stream, p, Dropout(p), Q, K, V, dO, LSE, row_dot, static_cast<float*>(t.dQ));
 }
 
 // The large tiles where a block may have that much shared memory, else (a T4 has 64 KB) the small ones.
 template <class LargeKeys, class LargeQueries, class Small>
 void backward_for(const Problem& p, const Tensors& t, Stream stream) {
   constexpr size_t kNeeded = std::max(sizeof(typename LargeKeys::Tiles), sizeof(typename LargeQueries::Tiles));
-  const bool large = kNeeded <= shared_memory_limit();
-  if (p.dropout > 0)
-    large ? backward_with<LargeKeys, LargeQueries, true>(p, t, stream)
-          : backward_with<Small, Small, true>(p, t, stream);
+  if (kNeeded <= shared_memory_limit())
+    backward_with<LargeKeys, LargeQueries>(p, t, stream);
   else
-    large ? backward_with<LargeKeys, LargeQueries, false>(p, t, stream)
-          : backward_with<Small, Small, false>(p, t, stream);
+    backward_with<Small, Small>(p, t, stream);
 }
 
 void backward(const Problem& p, const Tensors& t, Stream stream) {
-  if (p.D == 32) return backward_for<Shape<32, 4, 8, 4>, Shape<32, 8, 4, 4>, Shape<32, 4, 4, 4>>(p, t, stream);
+  if (p.D == 32) return backward_with<Shape<32, 4, 8, 4>, Shape<32, 8, 4, 4>>(p, t, stream);  // 63 KB: for every GPU
   if (p.D == 64) return backward_for<Shape<64, 4, 8, 4>, Shape<64, 8, 4, 4>, Shape<64, 4, 4, 4>>(p, t, stream);
   return backward_for<Shape<128, 2, 4, 4>, Shape<128, 4, 4, 4>, Shape<128, 2, 4, 2>>(p, t, stream);
 }
