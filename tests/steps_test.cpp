@@ -36,7 +36,8 @@ void expect_right(const RegisteredStep& step, Target target, Pass pass, const cl
   INFO(step.id << ", " << describe(question.problem()));
   const cli::Outcome outcome = cli::verify(cpu_device(), target, step, pass, question);
   CHECK_MESSAGE(outcome.fault.empty(), outcome.fault);
-  for (const auto& [name, verdict] : outcome.outputs) CHECK_MESSAGE(verdict.pass, name << ": " << verdict.reason);
+  for (const auto& output : outcome.outputs)
+    CHECK_MESSAGE(output.second.pass, output.first << ": " << output.second.reason);
 }
 
 // A question with values of the test's own.

@@ -11,7 +11,7 @@
 // The chapters from 04 on take these products from steps/harness/register_tiles.h, which is the outcome of this file.
 //
 // Page: docs/03_tiling.md.
-#include "03_tiling/softmax.h"
+#include "softmax.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 // applied where S is written, which saves its kernel.
 //
 // Page: docs/03_tiling.md.
-#include "03_tiling/softmax.h"
+#include "softmax.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 //
 // Page: docs/04_online_softmax.md.  Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax",
 // Algorithm 3 and section 3.1.
-#include "04_online_softmax/scores.h"
+#include "scores.h"
 
 namespace {
 

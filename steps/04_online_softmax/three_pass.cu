@@ -9,7 +9,7 @@
 // six times: written, read for the maximum, for the sum, for P, P written, P read.
 //
 // Page: docs/04_online_softmax.md.
-#include "04_online_softmax/scores.h"
+#include "scores.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 // read and written once per key tile, O being kept normalised all the time.
 //
 // Page: docs/05_kernel_fusion.md.  Source: FlashAttention (Dao et al. 2022), Algorithm 1 (with mask, dropout: 2).
-#include "05_kernel_fusion/tiles.h"
+#include "tiles.h"
 #include "harness/mask.h"
 #include "harness/philox.h"
 

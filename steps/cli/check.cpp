@@ -198,7 +198,7 @@ class Check {
     std::ostringstream text;
     text << "FAILED  " << item.step->id << " " << name_of(item.pass) << ", " << describe(p) << "\n";
     for (const auto& [output, verdict] : outcome.outputs)
-      if (!verdict.pass) text << "        " << output << ": " << verdict.reason << "\n";
+      if (!verdict.pass) text << "        " << verdict.reason << "\n";
     if (!outcome.fault.empty()) text << "        " << outcome.fault << "\n";
     text << "        again: " << repeat_command(item, options_) << "\n";
     failures_.push_back(text.str());

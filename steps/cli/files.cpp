@@ -30,7 +30,7 @@ void write_files(const std::vector<OutputFile>& files) {
     throw Error(culprit.path.string() + ": cannot be written; check that its folder exists, is writable and not full");
   };
   for (const OutputFile& file : files)
-    if (!write_temporary(file)) give_up(file);
+    if (fs::is_directory(file.path, failed) || !write_temporary(file)) give_up(file);
   for (const OutputFile& file : files) {
     fs::rename(temporary_of(file), file.path, failed);
     if (failed) give_up(file);

@@ -57,6 +57,8 @@ int main(int argc, char** argv) {
     return 1;
   } catch (const std::bad_alloc&) {
     return refuse("out of memory; choose a smaller problem");
+  } catch (const std::exception& e) {
+    return refuse(e.what());
   }
   std::cout.flush();
   if (!std::cout) return refuse("standard output cannot be written to; is the disk full?");

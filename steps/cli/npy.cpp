@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <regex>
@@ -22,8 +23,11 @@ struct Header {
 };
 
 std::string read_bytes(const std::string& path) {
+  std::error_code unknown;
+  if (std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown))
+    throw Error(path + ": is no regular file; give the path of a .npy file");
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(path + ": cannot be opened; give the path of a .npy file");
+  if (!file) throw Error("'" + path + "' cannot be opened; give the path of a .npy file that you may read");
   std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (file.bad()) throw Error(path + ": cannot be read; give the path of a .npy file");
   return bytes;

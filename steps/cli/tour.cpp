@@ -141,7 +141,7 @@ class Tour {
     const std::string where = step.id + " " + name_of(pass) + ": ";
     if (!outcome.fault.empty()) faults_.push_back(where + outcome.fault);
     for (const auto& [name, v] : outcome.outputs)
-      if (!v.pass) faults_.push_back(where + name + ": " + v.reason);
+      if (!v.pass) faults_.push_back(where + v.reason);
     return false;
   }
 

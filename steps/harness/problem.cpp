@@ -72,6 +72,8 @@ void validate(const Problem& p) {
     throw Error("--kv-heads: " + std::to_string(p.Hkv) + " does not divide the " + std::to_string(p.Hq) +
                 " query heads; give a divisor of --heads");
   if (!std::isfinite(p.scale)) throw Error("--scale: must be a finite number");
+  if (p.dtype != DType::fp64 && std::fabs(p.scale) > std::numeric_limits<float>::max())
+    throw Error("--scale: is too large for fp32, in which scores are computed; at most 3.4e38");
   if (!(p.dropout >= 0.0 && p.dropout < 1.0))
     throw Error("--dropout: must be at least 0 and less than 1 (the probability that a weight is dropped)");
   // Heads are numbered by 32-bit integers (in the dropout counter too), and sizes in bytes by 64-bit ones.

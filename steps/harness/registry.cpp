@@ -28,6 +28,7 @@ bool starts_with(const std::string& text, const std::string& prefix) {
 
 // Whether a prefix as typed ("05", "08/ping", "07_warp/back") means this id.
 bool means(const std::string& prefix, const std::string& id) {
+  if (prefix.empty() || prefix[0] == '/') return false;
   const size_t slash = prefix.find('/');
   if (slash == std::string::npos) return starts_with(id, prefix);
   const size_t id_slash = id.find('/');
