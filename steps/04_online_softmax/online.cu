@@ -98,9 +98,8 @@ __global__ void __launch_bounds__(kThreads, 3)
     load_tile<kDepth, D, true>(tile.V, V, key0, p.Nk);
     __syncthreads();  // the new ones are complete
     if (p.causal && key0 + kDepth > keys_seen(p, query0))
-      add_weighted_rows<R, C, kDepth, D>(o, tile.P, tile.V, [&](int r, int j, float) {
-        return key0 + j < keys_seen(p, query0 + place.row<R>(r));
-      });
+      add_weighted_rows<R, C, kDepth, D>(
+          o, tile.P, tile.V, [&](int r, int j, float) { return key0 + j < keys_seen(p, query0 + place.row<R>(r)); });
     else
       add_weighted_rows<R, C, kDepth, D>(o, tile.P, tile.V, AllTerms());
   }

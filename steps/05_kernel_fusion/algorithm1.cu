@@ -11,9 +11,9 @@
 // read and written once per key tile, O being kept normalised all the time.
 //
 // Page: docs/05_kernel_fusion.md.  Source: FlashAttention (Dao et al. 2022), Algorithm 1 (with mask, dropout: 2).
-#include "tiles.h"
 #include "harness/mask.h"
 #include "harness/philox.h"
+#include "tiles.h"
 
 namespace {
 using namespace flash;

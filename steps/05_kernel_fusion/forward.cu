@@ -10,9 +10,9 @@
 //
 // Page: docs/05_kernel_fusion.md.  Source: FlashAttention (Dao et al. 2022), Algorithm 1, with the loop order of
 // FlashAttention-2 (Dao 2023), section 3.1.
-#include "tiles.h"
 #include "harness/mask.h"
 #include "harness/philox.h"
+#include "tiles.h"
 
 namespace {
 using namespace flash;

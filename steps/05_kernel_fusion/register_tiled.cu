@@ -3,8 +3,9 @@
 //     O = softmax(scale · Q Kᵀ) V      Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    LSE [B, Hq, Nq]    fp32
 //
 // New since forward.cu: a thread holds R rows and C keys of S in registers, and R rows and D/8 columns of O. Each
-// number that it loads from shared memory takes part in R or C multiplications instead of one, so that the arithmetic
-// units are what the kernel waits for. What is computed, and in which order of tiles, is the same.
+// number that it loads from shared memory takes part in R or C multiplications instead of one. And nobody waits for a
+// tile: V comes from HBM while the scores are computed, the next K while the weighted sum is. What is computed, and in
+// which order of tiles, is the same.
 //
 // Page: docs/05_kernel_fusion.md.  Source: FlashAttention (Dao et al. 2022), Algorithm 1, loops exchanged.
 #include "harness/mask.h"

@@ -8,6 +8,7 @@
 // New since backward.cu: a thread holds R × C elements of P and dP, and R rows of the gradients, in registers. In the
 // kernel for dK and dV its rows are keys and its columns queries: what it computes is Pᵀ and dSᵀ, already turned the
 // way the products with dO and Q want them.
+// The next tiles are fetched into registers while the products of this one run.
 //
 // Both kernels recompute P and dP, seven products in all where five would do. In exchange each gradient has one owner:
 // no atomics, and the same bits from run to run.

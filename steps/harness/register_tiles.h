@@ -101,8 +101,8 @@ struct AllTerms {
 
 // sum[r][c] += Σ_j P[row r][j] · V[j][column c]: a tile of P V. V's row j lies at slot(j).
 //
-// `counts(r, j, weight)` says whether term j belongs to row r. Where not every row sees every key it must: a weight of 0
-// does not keep a NaN in V out, since 0 · NaN = NaN.
+// `counts(r, j, weight)` says whether term j belongs to row r. Where not every row sees every key it must: a weight of
+// 0 does not keep a NaN in V out, since 0 · NaN = NaN.
 template <int R, int C, int J, int D, int kRowsP, class Counts>
 __device__ void add_weighted_rows(float (&sum)[R][C], const float (&P)[kRowsP][J + kTilePad],
                                   const float (&V)[J][D + kTilePad], Counts counts) {

@@ -1,10 +1,10 @@
 // The rarer parts of the observer: places in the code, regions of memory, beginnings and ends, findings.
 #include "simt/observer.h"
 
-#include <utility>
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "harness/error.h"
 
