@@ -95,11 +95,13 @@ TEST_CASE("the command prints the counters by kernel and by line, and draws them
   CHECK(scores["global_read_bytes"] == 8 * 2 * 2 * 32 * 32 * 4);
   CHECK(scores["global_write_bytes"] == 2 * 64 * 64 * 4);
   CHECK(scores["ratio"] == 1.0);
-  CHECK(scores["global_sectors"] == scores["global_ideal_sectors"]);
+  CHECK(scores["global_load_sectors"] == 8 * 2 * 2 * 32 * 4);  // 32 rows of 128 bytes a tile
+  CHECK(scores["global_store_sectors"] == 8 * 32 * 4);
+  CHECK(int(scores["global_load_sectors"]) + int(scores["global_store_sectors"]) == scores["global_ideal_sectors"]);
   CHECK(scores["block_barriers"] == 8 * 2 * 2);
   CHECK(scores["shared_memory_bytes"] == 4 * 32 * (32 + 33));
   CHECK(rows[1]["kernel"] == "softmax");
-  CHECK(rows[1]["global_sectors"] > 2 * int(rows[1]["global_ideal_sectors"]));  // a thread a row
+  CHECK(rows[1]["global_load_sectors"] > 2 * int(rows[1]["global_ideal_sectors"]));  // a thread a row
   CHECK(rows[0]["scratch_bytes"] == 2 * 2 * 64 * 64 * 4);
 
   const auto lines = nlohmann::json::parse(flashsteps("profile 02/forward --seq 64 --lines --format json").out);

@@ -93,7 +93,7 @@ std::string line_plot_svg(const std::string& title, const std::string& x_label, 
 }
 
 std::string bar_plot_svg(const std::string& title, const std::string& label, const std::vector<Bar>& bars) {
-  constexpr double kNames = 290, kValues = 70, kRow = 24;
+  constexpr double kNames = 340, kValues = 60, kRow = 24;
   double most = 1e-9;
   for (const Bar& bar : bars) most = std::max({most, bar.value, bar.expected.value_or(0)});
   const double height = kTop + kRow * double(bars.size()) + 40;

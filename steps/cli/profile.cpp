@@ -147,8 +147,12 @@ class Profiler {
       add("ratio", expected ? ratio_or_none(double(c.global.read_bytes + c.global.write_bytes),
                                             expected->read + expected->written)
                             : Row(nullptr));
+      uint64_t load_sectors = 0;
+      for (const simt::SiteTraffic& site : c.sites)
+        if (!site.shared && !site.write) load_sectors += site.traffic.transactions;
       add("global_requests", c.global.requests);
-      add("global_sectors", c.global.transactions);
+      add("global_load_sectors", load_sectors);
+      add("global_store_sectors", c.global.transactions - load_sectors);
       add("global_ideal_sectors", c.global.ideal_transactions);
       add("shared_bytes", c.shared.read_bytes + c.shared.write_bytes);
       add("shared_requests", c.shared.requests);
