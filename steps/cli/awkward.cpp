@@ -22,6 +22,8 @@ std::vector<Problem> awkward_problems(int D) {
     problems.push_back(make(1, 2, 2, 40, 44, true));
     problems.back().scale = scale;
   }
+  problems.push_back(make(1, 4, 2, 90, 170, true));
+  problems.back().deterministic = true;
   return problems;
 }
 

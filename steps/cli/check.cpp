@@ -116,6 +116,7 @@ std::string repeat_command(const Item& item, const CheckOptions& o) {
        << p.Hq << " --kv-heads " << p.Hkv << " --seq " << p.Nq << " --seq-k " << p.Nk << " --head-dim " << p.D
        << " --dtype " << flash::name_of(p.dtype);
   if (p.causal) text << " --causal";
+  if (p.deterministic) text << " --deterministic";
   text.precision(17);
   if (p.scale != default_scale(p.D)) text << " --scale " << p.scale;
   if (p.dropout > 0) text << " --dropout " << p.dropout;

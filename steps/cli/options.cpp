@@ -59,6 +59,7 @@ void ProblemOptions::add_shape_to(CLI::App& command) {
 void ProblemOptions::add_rest_to(CLI::App& command) {
   command.add_option("--dtype", dtype, "Precision of the tensors: fp64, fp32, fp16, bf16 or e4m3");
   command.add_flag("--causal", causal, "Query i sees the keys j <= i + (Nk - Nq)");
+  command.add_flag("--deterministic", deterministic, "Gradients have the same bits in every run");
   command.add_option("--scale", scale, "Factor of the scores; default 1/sqrt(D)");
   command.add_option("--dropout", dropout, "Probability that a weight is dropped, 0 <= p < 1");
   command.add_option("--seed", seed, "Seed of random inputs and of the dropout mask");
@@ -78,6 +79,7 @@ Problem ProblemOptions::apply(Problem p) const {
   p.scale = scale.value_or(p.scale);
   p.dropout = dropout.value_or(p.dropout);
   p.causal = p.causal || causal;
+  p.deterministic = p.deterministic || deterministic;
   p.seed = seed;
   validate(p);
   return p;

@@ -41,9 +41,10 @@ struct ProblemOptions {
   std::optional<double> scale, dropout;
   uint64_t seed = 0;
   bool causal = false;
+  bool deterministic = false;
 
   void add_shape_to(CLI::App& command);  // --batch --heads --kv-heads --seq --seq-k --head-dim
-  void add_rest_to(CLI::App& command);   // --dtype --causal --scale --dropout --seed
+  void add_rest_to(CLI::App& command);   // --dtype --causal --deterministic --scale --dropout --seed
 
   bool has_shape() const { return batch || heads || kv_heads || seq || seq_k || head_dim; }
   // `start` with what was given in place of its own; validated.

@@ -93,6 +93,7 @@ std::string describe(const Problem& p) {
   text << ", head dim " << p.D << ", " << name_of(p.dtype);
   if (p.causal) text << ", causal";
   if (p.scale != default_scale(p.D)) text << ", scale " << p.scale;
+  if (p.deterministic) text << ", deterministic";
   if (p.dropout > 0) text << ", dropout " << p.dropout << " (seed " << p.seed << ")";
   return text.str();
 }

@@ -34,6 +34,7 @@ struct Problem {
   uint64_t seed = 0;     // of the dropout mask
   uint32_t offset = 0;   // which of the seed's masks: another number, another mask
   DType dtype = DType::fp32;
+  bool deterministic = false;  // gradients have the same bits in every run; steps without atomics always do
 
   size_t query_heads() const { return size_t(B) * Hq; }
   size_t kv_heads() const { return size_t(B) * Hkv; }
