@@ -93,6 +93,41 @@ void fence_memory() {
   if (observer()) observer()->fence_memory();
 }
 
+// ---- What the observer makes of flags
+
+// Whether the running thread knows of it.
+bool Observer::knows(const Acquired& acquired) const {
+  return order_.ordered(Moment(Moment::stamp(order_.block(), acquired.clock, uint64_t(acquired.thread))), me_);
+}
+
+bool Observer::flags_cover(Moment earlier) const {
+  return std::any_of(acquired_.rbegin(), acquired_.rend(),
+                     [&](const Acquired& acquired) { return knows(acquired) && acquired.blocks->covers(earlier); });
+}
+
+void Observer::acquire_flag(const SharedKnowledge& told) {
+  if (!told) return;
+  for (const Acquired& known : acquired_)
+    if (known.blocks == told && known.thread == me_) return;
+  acquired_.push_back({me_, order_.clock(me_), told});
+}
+
+SharedKnowledge Observer::knowledge(const SharedKnowledge& before) {
+  auto blocks = std::make_shared<KnownBlocks>();
+  if (before) blocks->add(*before);
+  for (const Acquired& acquired : acquired_)
+    if (knows(acquired)) blocks->add(*acquired.blocks);
+  blocks->add(std::make_shared<const View>(order_.take_view(me_)));
+  check_moments();
+  return blocks;
+}
+
+void Observer::write_flag(uintptr_t address, const void* code) {
+  if (Region* region = device_region_at(address))
+    region->mark(address, std::min<size_t>(4, region->begin + region->bytes - address), kWritten);
+  access<4, true>(address, code, /*atomic=*/true);
+}
+
 // ---- Workers that wait for each other
 
 namespace grid_progress {

@@ -9,10 +9,11 @@ constexpr const char* kWhat = "named barrier";
 
 NamedBarrier& arrive(int id, int threads, bool waits, const void* code) {
   BlockRunner& block = *runner;
-  const std::string what = std::string(kWhat) + " " + std::to_string(id);
+  const auto what = [&] { return std::string(kWhat) + " " + std::to_string(id); };
   if (id < 1 || id >= kNamedBarriers || threads <= 0 || threads % kWarpSize != 0 || threads > kMaxThreads)
-    block.fail(Kind::barrier_misuse, code,
-               {{what + " of " + std::to_string(threads) + " threads; numbers are 1 to 15, threads a multiple of 32"}});
+    block.fail(
+        Kind::barrier_misuse, code,
+        {{what() + " of " + std::to_string(threads) + " threads; numbers are 1 to 15, threads a multiple of 32"}});
   NamedBarrier& barrier = block.async->named[size_t(id)];
   if (barrier.arrived == 0) {
     barrier.expected = threads;
@@ -21,7 +22,7 @@ NamedBarrier& arrive(int id, int threads, bool waits, const void* code) {
     barrier.waiting.clear();
   } else if (barrier.expected != threads) {
     block.fail(Kind::barrier_misuse, code,
-               {{what + " of " + std::to_string(threads) + " threads, which " + block.describe_thread(barrier.first) +
+               {{what() + " of " + std::to_string(threads) + " threads, which " + block.describe_thread(barrier.first) +
                      " takes for one of " + std::to_string(barrier.expected) + " at ",
                  barrier.code}});
   }

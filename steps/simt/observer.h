@@ -40,6 +40,7 @@ struct MbarrierState;
 struct Warpgroup;
 
 constexpr int kMaxWarpgroups = 8;
+constexpr size_t kMostSites = size_t(1) << Moment::kSiteBits;
 
 // A place in the code that touches memory, as one worker sees it in one launch. A place that touches both global and
 // shared memory counts as two.
@@ -217,5 +218,9 @@ class ObservationPause {
 // Gives the blocks of a launch numbers of their own, and begins a list of sites. Throws flash::Error if there are not
 // as many numbers. Returns whether numbers began anew: then what is known of earlier accesses must be forgotten.
 bool number_blocks(uint64_t count);
+uint64_t first_block_of_launch();
+
+// The code address of a site of this launch.
+const void* code_of_site(unsigned number);
 
 }  // namespace simt

@@ -12,6 +12,8 @@
 namespace simt {
 
 constexpr int kWarpgroupSize = 128;
+constexpr int kRows = 64;           // of a and d
+constexpr unsigned kRowBytes = 32;  // of one row of an operand that is K-major: 16 elements of 2 bytes, or 32 of 1
 
 // Results that are not there yet. Until they are, the registers hold NaN.
 struct Accumulator {
@@ -40,5 +42,20 @@ struct Warpgroup {
   int agent = -1;         // under observation: its products, as one that works beside the threads
   unsigned finished = 0;  // waits that have finished some
 };
+
+// An operand's pieces of 16 bytes, as offsets in dynamic shared memory: row after row of m (n) when K-major, of k when
+// MN-major.
+struct Pieces {
+  std::array<uint32_t, 512> offsets;
+  size_t count = 0;
+  void add(size_t offset) { offsets[count++] = uint32_t(offset ^ (offset >> 7 & 7) << 4); }
+};
+Pieces pieces_of(uint64_t operand, Major major, int mn);
+
+// Ends the block if an operand does not lie where it may.
+void check_operand(uint64_t operand, const Pieces& pieces, const void* code);
+
+// Adds a product to its accumulator.
+void multiply(const Product& product);
 
 }  // namespace simt
