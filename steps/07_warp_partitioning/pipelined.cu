@@ -1,10 +1,11 @@
 // 07 warp partitioning, the fast one: split_q.cu with tiles that arrive while others are computed.
 //
-//     O = softmax(scale · Q Kᵀ) V    Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    fp16 or bf16    LSE [B, Hq, Nq] fp32
+//     O = softmax(scale · Q Kᵀ) V    Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    fp16 or bf16    LSE [B, Hq, Nq]
+//     fp32
 //
 // New since split_q.cu. Two tiles each of K and V: cp.async fills one pair while the other is used, and one barrier a
-// tile is left. A warp owns 32 rows, so that an operand b that it has loaded serves two products. And the softmax is cut
-// down to what a score cannot do without: one FMA and one exp2, a sum, half a conversion. The scale is part of the
+// tile is left. A warp owns 32 rows, so that an operand b that it has loaded serves two products. And the softmax is
+// cut down to what a score cannot do without: one FMA and one exp2, a sum, half a conversion. The scale is part of the
 // FMA; the largest score is only looked at to see that it is not too large; only tiles at the edge are masked.
 //
 // Page: docs/07_warp_partitioning.md.  Sources: FlashAttention-2 (Dao 2023), section 3; FlashAttention-4's rule when to
@@ -15,12 +16,13 @@
 
 namespace {
 
-// D; kRowTiles tiles of 16 query rows for a warp, kWarps warps, tiles of Bc keys; kBlocks blocks on an SM, which bounds
-// the registers; kKeepQ: whether there are enough of those to keep Q in.
-template <int D_, int kRowTiles_, int kWarps_, int Bc_, int kBlocks_, bool kKeepQ_>
+// kRowTiles tiles of 16 query rows for a warp, kWarps warps, tiles of Bc keys; kBlocks blocks on an SM, which bounds
+// the registers. kKeep: there are enough of them to keep Q, and what scores are measured from, instead of making both
+// anew for every tile.
+template <int D_, int kRowTiles_, int kWarps_, int Bc_, int kBlocks_, bool kKeep_>
 struct Shape {
   static constexpr int D = D_, kRowTiles = kRowTiles_, kWarps = kWarps_, Bc = Bc_, kBlocks = kBlocks_;
-  static constexpr bool kKeepQ = kKeepQ_;
+  static constexpr bool kKeep = kKeep_;
   static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kRowTiles, Br = kWarpRows * kWarps;
   // Shared memory, in elements: Q, two tiles of K, two of V.
   static constexpr int kAtK = Br * D, kAtV = kAtK + 2 * Bc * D, kElements = kAtV + 2 * Bc * D;
@@ -49,16 +51,29 @@ template <class S>
 struct Rows {
   static constexpr int kRows = 2 * S::kRowTiles;
   float m[kRows];
-  float l[kRows];  // sum of the lane's own weights
+  float kept_scaled[S::kKeep ? kRows : 1];  // of the references, if kept
+  float l[kRows];                           // sums of the lane's own weights
   float o[S::kRowTiles][S::D / 8][4];
 
   __device__ Rows() {
 #pragma unroll
     for (int r = 0; r < kRows; r++) m[r] = -INFINITY, l[r] = 0.0f;
+    if constexpr (S::kKeep) {
+#pragma unroll
+      for (int r = 0; r < kRows; r++) kept_scaled[r] = 0.0f;
+    }
 #pragma unroll
     for (int i = 0; i < S::kRowTiles; i++)
 #pragma unroll
       for (int n = 0; n < S::D / 8; n++) o[i][n][0] = o[i][n][1] = o[i][n][2] = o[i][n][3] = 0.0f;
+  }
+
+  // What the exponents of row r are measured from.
+  __device__ __forceinline__ float scaled(int r, float c) const {
+    if constexpr (S::kKeep)
+      return kept_scaled[r];
+    else
+      return Reference(m[r], c).scaled;
   }
 
   // Takes a new m for the rows that need one, and brings what was summed under the old one to it.
@@ -75,6 +90,7 @@ struct Rows {
       const float shrink =
           m[r] == -INFINITY ? 0.0f : exp2_fast(fmaf(before.raw - now.raw, c, before.scaled - now.scaled));
       m[r] = m_new, l[r] *= shrink;
+      if constexpr (S::kKeep) kept_scaled[r] = now.scaled;
 #pragma unroll
       for (int n = 0; n < S::D / 8; n++) o[r / 2][n][r % 2 * 2] *= shrink, o[r / 2][n][r % 2 * 2 + 1] *= shrink;
       if (now.raw != 0.0f)
@@ -87,14 +103,15 @@ struct Rows {
 // `c` is |scale| · log₂ e. `group`: how many heads are worked on at a time.
 template <class S, class T, bool kDropout>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    pipelined_forward(Problem p, Dropout drop, float c, int group, const T* Q, const T* K, const T* V, T* O, float* LSE) {
+    pipelined_forward(Problem p, Dropout drop, float c, int group, const T* Q, const T* K, const T* V, T* O,
+                      float* LSE) {
   constexpr int D = S::D, Bc = S::Bc, kRowTiles = S::kRowTiles, kRows = 2 * kRowTiles;
   T* const tile = dynamic_shared<T>();
   const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
   const int row0 = int(threadIdx.x) / 32 * S::kWarpRows;  // of the warp, in the block
 
-  // The block finds its work. Heads in groups, so that blocks that run together share K and V in L2; in a group the last
-  // queries of every head come first: with a causal mask they see most keys.
+  // The block finds its work. Heads in groups, so that blocks that run together share K and V in L2; in a group the
+  // last queries of every head come first: with a causal mask they see most keys.
   const int query_tiles = ceil_div(p.Nq, S::Br);
   const int head0 = int(blockIdx.x) / (group * query_tiles) * group;
   const int heads = min(group, p.B * p.Hq - head0);
@@ -107,7 +124,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 
   const int keys = keys_seen(p, min(query0 + S::Br, p.Nq) - 1);  // no row of the tile sees a key past these
   const int tiles = ceil_div(keys, Bc);
-  const int whole_tiles = min(keys_seen(p, query0), keys) / Bc;  // seen by every row
+  const int whole_tiles = min(keys_seen(p, query0), keys) / Bc;   // seen by every row
   const int seen_by_first = query0 + row0 + g + 1 - p.Nq + p.Nk;  // with a causal mask, by the lane's first row
   Rows<S> rows;
 
@@ -134,8 +151,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
     for (int i = 0; i < kRowTiles; i++) load_a<D>(q[i], tile, corner_Q, 16 * i, k);
   };
-  uint32_t kept_Q[S::kKeepQ ? D / 16 : 1][kRowTiles][4];
-  if constexpr (S::kKeepQ)
+  uint32_t kept_Q[S::kKeep ? D / 16 : 1][kRowTiles][4];
+  if constexpr (S::kKeep)
 #pragma unroll
     for (int k = 0; k < D / 16; k++) load_Q(kept_Q[k], k);
 
@@ -150,8 +167,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
       uint32_t loaded_Q[kRowTiles][4];
-      if constexpr (!S::kKeepQ) load_Q(loaded_Q, k);
-      uint32_t(&q)[kRowTiles][4] = S::kKeepQ ? kept_Q[S::kKeepQ ? k : 0] : loaded_Q;
+      if constexpr (!S::kKeep) load_Q(loaded_Q, k);
+      uint32_t(&q)[kRowTiles][4] = S::kKeep ? kept_Q[S::kKeep ? k : 0] : loaded_Q;
 #pragma unroll
       for (int n = 0; n < Bc / 16; n++) {
         uint32_t b[2][2];
@@ -188,7 +205,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     rows.refer(s, largest, c);
     float from[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; r++) from[r] = Reference(rows.m[r], c).scaled;
+    for (int r = 0; r < kRows; r++) from[r] = rows.scaled(r, c);
 
     // 16 keys at a time: weights, in the registers in which the second product wants them, and the product.
     const int corner_V = corner_by_rows<D>() + S::kAtV + j % 2 * Bc * D;
@@ -203,8 +220,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
           for (int e = 0; e < 4; e++) x[e] = exp2_fast(fmaf(x[e], c, -from[2 * i + e / 2]));
           rows.l[2 * i] += x[0] + x[1], rows.l[2 * i + 1] += x[2] + x[3];
-          if constexpr (kDropout)
-            drop_weights(x, drop, head, query0 + row0 + 16 * i + g, j * Bc + 16 * k + 8 * half);
+          if constexpr (kDropout) drop_weights(x, drop, head, query0 + row0 + 16 * i + g, j * Bc + 16 * k + 8 * half);
           a[i][2 * half] = pack<T>(x[0], x[1]), a[i][2 * half + 1] = pack<T>(x[2], x[3]);
         }
 #pragma unroll
@@ -259,23 +275,28 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
          static_cast<const T*>(t.V), static_cast<T*>(t.O), static_cast<float*>(t.LSE));
 }
 
-#ifndef TUNE
+// The fastest shapes on an H200 of those tried. Dropout needs registers: there a warp has 16 rows. The large tile of D
+// 256 takes 192 KB of shared memory; where a block may not have that much, the small one takes 96.
 template <class T>
 void forward_of(const Problem& p, const Tensors& t, Stream stream) {
-  const bool drops = p.dropout > 0;
-  if (p.D == 64)
-    return (drops ? forward_with<Shape<64, 1, 4, 64, 2, true>, T, true> : forward_with<Shape<64, 2, 4, 64, 2, true>, T, false>)(p, t, stream);
-  if (p.D == 128)
-    return (drops ? forward_with<Shape<128, 1, 4, 64, 2, true>, T, true> : forward_with<Shape<128, 2, 4, 64, 2, false>, T, false>)(p, t, stream);
-  return (drops ? forward_with<Shape<256, 1, 4, 32, 1, false>, T, true> : forward_with<Shape<256, 1, 8, 32, 1, false>, T, false>)(p, t, stream);
+  using Large256 = Shape<256, 1, 8, 64, 1, false>;
+  using Small256 = Shape<256, 1, 4, 32, 1, false>;
+  if (p.dropout > 0) {
+    if (p.D == 64) return forward_with<Shape<64, 1, 4, 64, 2, true>, T, true>(p, t, stream);
+    if (p.D == 128) return forward_with<Shape<128, 1, 4, 64, 2, true>, T, true>(p, t, stream);
+    return forward_with<Small256, T, true>(p, t, stream);
+  }
+  if (p.D == 64) return forward_with<Shape<64, 2, 4, 64, 2, true>, T, false>(p, t, stream);
+  if (p.D == 128) return forward_with<Shape<128, 2, 4, 64, 2, false>, T, false>(p, t, stream);
+  if (Large256::kElements * sizeof(T) <= shared_memory_limit()) return forward_with<Large256, T, false>(p, t, stream);
+  forward_with<Small256, T, false>(p, t, stream);
 }
 
 void forward(const Problem& p, const Tensors& t, Stream stream) {
-  if (p.dtype == DType::fp16) return forward_of<__half>(p, t, stream);
-  return forward_of<__nv_bfloat16>(p, t, stream);
+  p.dtype == DType::fp16 ? forward_of<__half>(p, t, stream) : forward_of<__nv_bfloat16>(p, t, stream);
 }
 
-const Registration step = register_step(__FILE__, {.idea = "tiles arrive by cp.async while others are computed; 32 rows a warp",
+const Registration step = register_step(__FILE__, {.idea = "tiles arrive while others are computed; 32 rows a warp",
                                                    .rung = 3,
                                                    .dtypes = {DType::fp16, DType::bf16},
                                                    .head_dims = {64, 128, 256},
@@ -283,6 +304,5 @@ const Registration step = register_step(__FILE__, {.idea = "tiles arrive by cp.a
                                                    .kv_heads = true,
                                                    .min_sm = 80,
                                                    .forward = forward});
-#endif
 
 }  // namespace

@@ -1,10 +1,11 @@
 // 07 warp partitioning, the keys split: FlashAttention-1's way of sharing a tile among the warps of a block.
 //
-//     O = softmax(scale · Q Kᵀ) V    Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    fp16 or bf16    LSE [B, Hq, Nq] fp32
+//     O = softmax(scale · Q Kᵀ) V    Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    fp16 or bf16    LSE [B, Hq, Nq]
+//     fp32
 //
 // New since chapter 05: 16-bit inputs, and tensor cores for both products. The warps share the tile's query rows; each
-// has a quarter of its keys. So no warp knows all of a row: the maxima meet in shared memory, and so do the warps' parts
-// of P V, D numbers a row from each warp, for every tile of keys.
+// has a quarter of its keys. So no warp knows all of a row: the maxima meet in shared memory, and so do the warps'
+// parts of P V, D numbers a row from each warp, for every tile of keys.
 //
 // Page: docs/07_warp_partitioning.md.  Source: FlashAttention-2 (Dao 2023), section 3.3, which calls it "split-K".
 #include "warp_tiles.h"
@@ -15,9 +16,9 @@ constexpr int Br = 64;  // query rows of a block
 constexpr int Bc = 64;  // keys of a tile
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kRowTiles = Br / 16;    // a warp computes all of them …
-constexpr int kKeys = Bc / kWarps;    // … for these keys: 16, one step of the second product
-constexpr int kOwned = Br / 16;       // rows of O that a thread adds up: threadIdx.x / 8 + 16 · r
+constexpr int kRowTiles = Br / 16;  // a warp computes all of them …
+constexpr int kKeys = Bc / kWarps;  // … for these keys: 16, one step of the second product
+constexpr int kOwned = Br / 16;     // rows of O that a thread adds up: threadIdx.x / 8 + 16 · r
 static_assert(kKeys == 16);
 
 // kWidth: columns of O that the warps exchange at a time.
@@ -141,6 +142,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     // shared memory, and the owners add them up.
 #pragma unroll
     for (int column0 = 0; column0 < D; column0 += kWidth) {
+      if (column0 > 0) __syncthreads();  // the parts before these have been added up
       float part[kRowTiles][kWidth / 8][4] = {};
 #pragma unroll
       for (int n = 0; n < kWidth / 16; n++) {
@@ -152,7 +154,6 @@ __global__ void __launch_bounds__(kThreads, 2)
           mma_m16n8k16<T>(part[i][2 * n + 1], a[i], b[1]);
         }
       }
-      if (column0 > 0) __syncthreads();  // the parts before these have been added up
 #pragma unroll
       for (int r = 0; r < 2 * kRowTiles; r++)
 #pragma unroll
@@ -167,8 +168,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int c = 0; c < kWidth / 32; c++)
 #pragma unroll
           for (int w = 0; w < kWarps; w++) {
-            const float4 x =
-                *reinterpret_cast<const float4*>(&tile.part[w][owned_row + 16 * r][32 * c + owned_column]);
+            const float4 x = *reinterpret_cast<const float4*>(&tile.part[w][owned_row + 16 * r][32 * c + owned_column]);
             float(&sum)[4] = o[r][column0 / 32 + c];
             sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
           }
@@ -194,9 +194,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const float factor = sum == 0.0f ? 0.0f : drop.kept_scale / sum;
 #pragma unroll
     for (int c = 0; c < D / 32; c++)
-      *reinterpret_cast<uint2*>(&O[size_t(query) * D + 32 * c + owned_column]) =
-          make_uint2(pack<T>(o[r][c][0] * factor, o[r][c][1] * factor),
-                     pack<T>(o[r][c][2] * factor, o[r][c][3] * factor));
+      *reinterpret_cast<uint2*>(&O[size_t(query) * D + 32 * c + owned_column]) = make_uint2(
+          pack<T>(o[r][c][0] * factor, o[r][c][1] * factor), pack<T>(o[r][c][2] * factor, o[r][c][3] * factor));
     if (owned_column == 0) LSE[query] = sum == 0.0f ? -INFINITY : tile.m[row] + logf(sum);
   }
 }

@@ -1,6 +1,7 @@
 // 07 warp partitioning, the queries split: FlashAttention-2's way of sharing a tile among the warps of a block.
 //
-//     O = softmax(scale · Q Kᵀ) V    Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    fp16 or bf16    LSE [B, Hq, Nq] fp32
+//     O = softmax(scale · Q Kᵀ) V    Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    fp16 or bf16    LSE [B, Hq, Nq]
+//     fp32
 //
 // New since split_k.cu: a warp has 16 query rows to itself and meets all keys of a tile. So it knows the whole of a
 // row's scores, weights and output, and the warps exchange nothing. The accumulators of S are, converted, the operand a
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         mma_m16n8k16<T>(s[2 * n + 1], q[k], b[1]);
       }
 
-    // Online softmax. The four lanes that share a row agree on its maximum.
+      // Online softmax. The four lanes that share a row agree on its maximum.
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int seen = keys_seen(p, query0 + row + 8 * r) - key0;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
       for (int n = 0; n < Bc / 8; n++) drop_weights(s[n], drop, head, query0 + row, key0 + 8 * n);
 
-    // Weighted sum of V. Two neighbouring accumulators of S hold what operand a asks of a lane.
+        // Weighted sum of V. Two neighbouring accumulators of S hold what operand a asks of a lane.
 #pragma unroll
     for (int k = 0; k < Bc / 16; k++) {
       const uint32_t a[4] = {pack<T>(s[2 * k][0], s[2 * k][1]), pack<T>(s[2 * k][2], s[2 * k][3]),

@@ -30,7 +30,8 @@ __device__ __forceinline__ void start_tile(T* tile, const T* matrix, int row0, i
     cp_async_16(&tile[swizzled<D>(row + r, chunk)], from + r * D, row0 + row + r < rows);
 }
 
-// The lane's row and chunk in the 16 × 16 elements at a tile's corner, in the two orders in which ldmatrix fills operands.
+// The lane's row and chunk in the 16 × 16 elements at a tile's corner, in the two orders in which ldmatrix fills
+// operands.
 template <int D>
 __device__ __forceinline__ int corner_by_rows() {  // row = lane % 16
   const int lane = threadIdx.x & 31;
@@ -80,7 +81,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 // Sets the dropped ones of an accumulator's weights to zero: rows `query` and query + 8, keys key0 + 2t, + 1. Four keys
-// share a draw, and two lanes share four keys: one lane draws for the upper row, the other for the lower, and they swap.
+// share a draw, and two lanes share four keys: one lane draws for the upper row, the other for the lower, and they
+// swap.
 __device__ __forceinline__ void drop_weights(float (&p)[4], const Dropout& drop, int head, int query, int key0) {
   const int t = threadIdx.x & 3;
   const bool odd = t & 1;
