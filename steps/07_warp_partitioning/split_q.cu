@@ -25,7 +25,7 @@ struct Tiles {  // shared memory
 };
 
 template <int D, class T, bool kDropout>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads)
     split_q_forward(Problem p, Dropout drop, const T* Q, const T* K, const T* V, T* O, float* LSE) {
   auto& tile = *dynamic_shared<Tiles<D, T>>();
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
