@@ -238,7 +238,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 
   // O is divided by l, once, and goes to HBM in 16-byte pieces, by way of the warp's own rows of Q.
   T* const own = tile + row0 * D;
-  __syncwarp();
 #pragma unroll
   for (int r = 0; r < kRows; r++) {
     const float sum = quad_sum(rows.l[r]);
@@ -252,7 +251,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     if (t == 0 && query < p.Nq)
       LSE[query] = sum == 0.0f ? -INFINITY : fmaf(reference.raw, c, reference.scaled) * kLn2 + logf(sum);
   }
-  __syncwarp();
+  __syncwarp();  // every lane sees the others' parts of a row
 #pragma unroll
   for (int i = lane; i < S::kWarpRows * D / 8; i += 32) {
     const int row = i / (D / 8), chunk = i % (D / 8), query = query0 + row0 + row;

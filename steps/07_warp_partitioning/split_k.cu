@@ -174,7 +174,6 @@ __global__ void __launch_bounds__(kThreads)
           }
     }
   }
-  cp_async_wait<0>();  // of Q, if there was no tile
 
   // The sums of the weights meet too, once. Then the owners divide.
   __syncthreads();  // every warp has read the last maxima
