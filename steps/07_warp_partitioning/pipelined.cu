@@ -137,14 +137,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   start_tile<S::Br, D, S::kThreads>(tile, Q, query0, p.Nq);
   start_keys(0);
   cp_async_wait<0>();
-  __syncthreads();
 
-  // The sign of the scale goes into Q, where it is exact; what is left of the scale is positive.
-  if (p.scale <= 0.0) {
-    const float sign = p.scale < 0.0 ? -1.0f : 0.0f;
-    for (int i = threadIdx.x; i < S::Br * D; i += S::kThreads) tile[i] = T(float(tile[i]) * sign);
-    __syncthreads();
-  }
+  // The sign of the scale goes into Q, where it is exact; what is left of the scale is positive. A thread turns the
+  // elements that it copied itself, so that it need not wait for others.
+  if (p.scale <= 0.0)
+    for (int i = threadIdx.x; i < S::Br * D / 8; i += S::kThreads) {
+      T* const chunk = &tile[swizzled<D>(i / (D / 8), i % (D / 8))];
+      for (int e = 0; e < 8; e++) chunk[e] = T(float(chunk[e]) * (p.scale < 0.0 ? -1.0f : 0.0f));
+    }
+  __syncthreads();  // Q is there for all
 
   const int corner_Q = corner_by_rows<D>() + row0 * D;
   const auto load_Q = [&](uint32_t(&q)[kRowTiles][4], int k) {
