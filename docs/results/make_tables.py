@@ -13,6 +13,7 @@ and is replaced as a whole. The tables there are, with their arguments, are the 
 
     counters CHAPTER     h200_ncu_CHAPTER.csv: a row a kernel
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
+    shapes CHAPTER PASS  h200_bench_CHAPTER.csv: a row a step and PyTorch kernel, for each head dim and mask; TFLOP/s by length
     ladder PASS          all h200_bench_*.csv: a row a step, N 1k, 2k, 4k
     paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet
     counters_compared    h200_counters.csv: where the executor's counters and the GPU's agree, and where not
@@ -67,7 +68,7 @@ def rates(comments):
 
 SHAPE = ("head_dim", "causal", "seq", "batch", "heads")
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-PEERS = {"math": "PyTorch, unfused", "efficient": "PyTorch, memory-efficient", "flash": "PyTorch, FlashAttention-2", "cudnn": "PyTorch, cuDNN"}
+PEERS = {"math": "PyTorch, unfused", "efficient": "PyTorch, memory-efficient", "flash2": "PyTorch, FlashAttention-2", "cudnn": "PyTorch, cuDNN"}
 
 
 def peer_rows(dtype):
@@ -194,6 +195,33 @@ def speed(links, chapter, what):
             row += [number(float(mine[0]["tflops"])), number(float(mine[0]["peak_extra_mb"]) / 1e3)] if mine else ["–"] * 2
         rows.append(row)
     return markdown(titles, rows, [(name, comments)] + (sources if shown else []), links)
+
+
+@table
+def shapes(links, chapter, what):
+    """TFLOP/s by length, for each head dim, with and without a causal mask, in the precision of the file's first row."""
+    name = f"h200_bench_{chapter}.csv"
+    data, comments = read(name)
+    dtype = data[0]["dtype"]
+    peers, sources = peer_rows(dtype)
+    data = [r for r in data if r["pass"] == what and r["dtype"] == dtype]
+    lengths = sorted({int(r["seq"]) for r in data})
+    rows = []
+    for head_dim, causal in sorted({(int(r["head_dim"]), r["causal"]) for r in data}):
+        def mine(rows_of_all):
+            return [r for r in rows_of_all if int(r["head_dim"] or 0) == head_dim and r["causal"] == causal]
+
+        by_name = {}
+        for r in mine(data):
+            by_name.setdefault(f"`{r['step'].split('/')[1]}`", {})[int(r["seq"])] = float(r["tflops"])
+        for r in mine(peers):
+            if r["what"] == what:
+                by_name.setdefault(PEERS[r["peer"]], {})[int(r["seq"])] = float(r["tflops"])
+        for who, tflops in by_name.items():
+            rows.append([who, str(head_dim), "causal" if causal == "1" else "full"]
+                        + [number(tflops[n]) if n in tflops else "–" for n in lengths])
+    titles = ["TFLOP/s", "D", "mask"] + [f"N {n:,}" for n in lengths]
+    return markdown(titles, rows, [(name, comments)] + sources, links)
 
 
 @table
