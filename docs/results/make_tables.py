@@ -14,7 +14,7 @@ and is replaced as a whole. The tables there are, with their arguments, are the 
     counters CHAPTER     h200_ncu_CHAPTER.csv: a row a kernel
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
     shapes CHAPTER PASS  h200_bench_CHAPTER.csv: a row a step and PyTorch kernel, for each head dim and mask; TFLOP/s by length
-    ladder PASS          all h200_bench_*.csv: a row a step, N 1k, 2k, 4k
+    ladder PASS [LAST]   all h200_bench_*.csv: a row a step, N 1k, 2k, 4k; up to chapter LAST
     paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet
     counters_compared    h200_counters.csv: where the executor's counters and the GPU's agree, and where not
     passes_02            no data but the copy and fp32 rates: what chapter 02's kernels must compute and move
@@ -225,13 +225,15 @@ def shapes(links, chapter, what):
 
 
 @table
-def ladder(links, what):
+def ladder(links, what, last="99"):
     """TFLOP/s of every step, full attention, head dim 64."""
     lengths, rows, sources, base = (1024, 2048, 4096), [], [], {}
     dtypes = []
     for path in sorted(RESULTS.glob("h200_bench_*.csv")):
+        if path.name[len("h200_bench_"):][:2] > last:
+            continue
         data, comments = read(path.name)
-        data = [r for r in data if r["pass"] == what and r["causal"] == "0" and r["head_dim"] == "64"]
+        data = [r for r in data if r["pass"] == what and r["causal"] == "0" and r["head_dim"] == "64" and r["dtype"] == data[0]["dtype"]]
         for step, dtype in dict.fromkeys((r["step"], r["dtype"]) for r in data):
             by_length = {int(r["seq"]): r for r in data if (r["step"], r["dtype"]) == (step, dtype)}
             base = base or by_length

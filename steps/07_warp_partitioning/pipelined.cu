@@ -239,6 +239,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 
   // O is divided by l, once, and goes to HBM in 16-byte pieces, by way of the warp's own rows of Q.
   T* const own = tile + row0 * D;
+  __syncwarp();  // no lane reads Q any more
 #pragma unroll
   for (int r = 0; r < kRows; r++) {
     const float sum = quad_sum(rows.l[r]);
