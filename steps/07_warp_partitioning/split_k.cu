@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads)
 
   const int keys = keys_seen(p, min(query0 + Br, p.Nq) - 1);  // no row of the tile sees a key past these
   for (int key0 = 0; key0 < keys; key0 += Bc) {
-    __syncthreads();  // every warp is done with the last K and V
+    // Every warp is done with the last K and V: all had to be, before their parts of O could be added.
     start_tile<Bc, D, kThreads>(tile.K, K, key0, p.Nk);
     start_tile<Bc, D, kThreads>(tile.V, V, key0, p.Nk);
     cp_async_commit();
