@@ -3,6 +3,7 @@
 // A warp's operands and results lie across its lanes in 16×16 blocks (harness/tensor_cores.h). Lane g·4 + t holds, of
 // each 16×8 block of a result, elements [g][2t], [g][2t + 1], [g + 8][2t], [g + 8][2t + 1].
 #pragma once
+#include "harness/philox.h"
 #include "harness/tensor_cores.h"
 
 namespace {
@@ -22,7 +23,8 @@ __device__ __forceinline__ int piece_at(int row, int piece) {
 template <int kCols, bool kDown, class T>
 __device__ __forceinline__ const T* block_row(const T* tile, int row0, int col0) {
   const int lane = int(threadIdx.x % 32), second = lane / 8 % 2, fourth = lane / 16;
-  return tile + piece_at<kCols>(row0 + lane % 8 + 8 * (kDown ? second : fourth), (col0 / 8) ^ (kDown ? fourth : second));
+  return tile +
+         piece_at<kCols>(row0 + lane % 8 + 8 * (kDown ? second : fourth), (col0 / 8) ^ (kDown ? fourth : second));
 }
 
 // Operand a, 16×16, from a tile of its rows, or from a tile of its columns.
@@ -82,6 +84,30 @@ __device__ __forceinline__ void add_rows(float (&sum)[kM][kN][4], const uint32_t
   }
 }
 
+// What a product left in the registers as operand a of the next one: columns 16k to 16k + 15 of x, rounded to T.
+template <class T, int kM, int kN>
+__device__ __forceinline__ void pack_operand(uint32_t (&a)[kM][4], const float (&x)[kM][kN][4], int k) {
+#pragma unroll
+  for (int m = 0; m < kM; m++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float(&pair)[4] = x[m][2 * k + i / 2];
+      a[m][i] = pack<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+    }
+}
+
+// Writes such an operand to rows [row0, row0 + 16·kM) and columns [col0, col0 + 16) of a tile.
+template <int kCols, class T, int kM>
+__device__ __forceinline__ void store_block_rows(T* tile, int row0, int col0, const uint32_t (&a)[kM][4]) {
+  const int lane = int(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int m = 0; m < kM; m++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      *reinterpret_cast<uint32_t*>(tile + piece_at<kCols>(row0 + 16 * m + i % 2 * 8 + g, (col0 / 8) ^ (i / 2)) +
+                                   2 * t) = a[m][i];
+}
+
 // Starts the copy of rows [row0, row0 + kRows) of a row-major [rows, D] matrix to a tile; rows past the end become 0.
 template <int D, int kRows, int kThreads, class T>
 __device__ __forceinline__ void copy_rows(T* tile, const T* matrix, int row0, int rows) {
@@ -115,6 +141,32 @@ __device__ __forceinline__ void store_rows(const float (&sum)[kM][D / 8][4], flo
       *reinterpret_cast<uint4*>(gradient + size_t(row0 + row) * D + piece * 8) =
           *reinterpret_cast<const uint4*>(tile + piece_at<D>(tile_row + row, piece));
   }
+}
+
+// Which of the lane's four elements of a 16×8 block of Pᵀ dropout keeps: a bit an element. The block is 16 keys from
+// key0 by 8 queries from query0. A lane's elements belong to four draws of four neighbouring keys each, and four lanes
+// need the same four draws. So each draws once, and the warp votes on the words.
+__device__ __forceinline__ unsigned kept_keys_down(const Dropout& drop, int head, int query0, int key0) {
+  const int lane = int(threadIdx.x % 32), g = lane / 4, t = lane % 4, mine = g % 4;
+  const uint4 word = drop.words(head, query0 + 2 * t + mine % 2, key0 / 4 + g / 4 + mine / 2 * 2);
+  const unsigned x = __ballot_sync(0xffffffffu, word.x >= drop.threshold);
+  const unsigned y = __ballot_sync(0xffffffffu, word.y >= drop.threshold);
+  const unsigned z = __ballot_sync(0xffffffffu, word.z >= drop.threshold);
+  const unsigned w = __ballot_sync(0xffffffffu, word.w >= drop.threshold);
+  const unsigned votes = (mine == 0 ? x : mine == 1 ? y : mine == 2 ? z : w) >> (g / 4 * 16 + t);
+  return (votes & 1) | (votes >> 3 & 2) | (votes >> 6 & 4) | (votes >> 9 & 8);
+}
+
+// The same for a block of P, 16 queries by 8 keys: two lanes need the same two draws.
+__device__ __forceinline__ unsigned kept_queries_down(const Dropout& drop, int head, int query0, int key0) {
+  const int lane = int(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+  const uint4 word = drop.words(head, query0 + g + t % 2 * 8, key0 / 4 + t / 2);
+  const unsigned x = __ballot_sync(0xffffffffu, word.x >= drop.threshold);
+  const unsigned y = __ballot_sync(0xffffffffu, word.y >= drop.threshold);
+  const unsigned z = __ballot_sync(0xffffffffu, word.z >= drop.threshold);
+  const unsigned w = __ballot_sync(0xffffffffu, word.w >= drop.threshold);
+  const unsigned even = (t % 2 ? z : x) >> (lane & ~1), odd = (t % 2 ? w : y) >> (lane & ~1);
+  return (even & 1) | (odd & 1) << 1 | (even & 2) << 1 | (odd & 2) << 2;
 }
 
 }  // namespace
