@@ -27,7 +27,7 @@ struct KeyShape {
   static constexpr int Bc = kWarps * kWarpKeys, kDiag = kDiag_, kUnroll = kUnroll_;
 
   struct Tiles {
-    T K[Bc * D], V[Bc * D], Q[2][Br * D], dO[2][Br * D], dS[2][Bc * Br];  // walked over: this tile and the next
+    T K[Bc * D], V[Bc * D], Q[2 * Br * D], dO[2 * Br * D], dS[2 * Bc * Br];  // walked over: this tile and the next
     float LSE2[2][Br], row_dot[2][Br];
   };
 };
@@ -65,8 +65,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     keys_gradient(Problem p, Dropout drop, Arrays<typename S::T> a) {
   using T = typename S::T;
   constexpr int D = S::D, Bc = S::Bc, Br = S::Br, kM = S::kWarpKeys / 16;
-  // Queries that are worked on at a time: as many as registers allow.
-  constexpr int kChunk = kM == 2 && (kDropout || !kAddsQueries) ? 16 : 32, kN = kChunk / 8;
+  // Queries that a warp works on at a time: as many as its registers allow.
+  constexpr int kFitting = (kDropout ? 512 : 1024) / S::kWarpKeys, kChunk = kFitting < Br ? kFitting : Br,
+                kN = kChunk / 8;
   auto& tile = *dynamic_shared<typename S::Tiles>();
   const int warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32), g = lane / 4, t = lane % 4;
   const int key_tiles = ceil_div(p.Nk, Bc), group = p.Hq / p.Hkv;
@@ -84,8 +85,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const auto inside = [&](Place place) { return place.head < heads_end && place.query0 < p.Nq; };
   const auto fetch = [&](int stage, Place place) {
     if (inside(place)) {
-      copy_rows<D, Br, S::kThreads>(tile.Q[stage], a.Q + size_t(place.head) * p.Nq * D, place.query0, p.Nq);
-      copy_rows<D, Br, S::kThreads>(tile.dO[stage], a.dO + size_t(place.head) * p.Nq * D, place.query0, p.Nq);
+      copy_rows<D, Br, S::kThreads>(tile.Q + stage * Br * D, a.Q + size_t(place.head) * p.Nq * D, place.query0, p.Nq);
+      copy_rows<D, Br, S::kThreads>(tile.dO + stage * Br * D, a.dO + size_t(place.head) * p.Nq * D, place.query0, p.Nq);
       const size_t at = size_t(place.head) * padded(p.Nq) + place.query0;
       const int i = int(threadIdx.x) * 4;
       if (i < Br) cp_async_16(&tile.LSE2[stage][i], a.LSE2 + at + i);
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       const int query0 = here.query0 + c;
       uint32_t weights[kM][4];
       const auto store_dS = [&](int k) {
-        if (kAddsQueries) store_block_rows<Br>(tile.dS[stage], own_row, c + 16 * k, weights);
+        if (kAddsQueries) store_operand<Br>(tile.dS, stage * Bc + own_row, c + 16 * k, weights);
       };
       if (keys_seen(p, query0 + kChunk - 1) <= own_key) {  // none of these queries sees any of the warp's keys
 #pragma unroll
@@ -119,8 +120,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       }
 
       float s[kM][kN][4], dp[kM][kN][4];
-      dot_rows<D>(s, tile.K, own_row, tile.Q[stage], c);    // Sᵀ = K Qᵀ
-      dot_rows<D>(dp, tile.V, own_row, tile.dO[stage], c);  // dPᵀ = V dOᵀ
+      dot_rows<D>(s, tile.K, own_row, tile.Q, stage * Br + c);    // Sᵀ = K Qᵀ
+      dot_rows<D>(dp, tile.V, own_row, tile.dO, stage * Br + c);  // dPᵀ = V dOᵀ
 
       // Pᵀ, as dV sees it, and dSᵀ.
 #pragma unroll
@@ -155,9 +156,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       for (int k = 0; k < kN / 2; k++) {
         pack_operand<T>(weights, dp, k);
         store_dS(k);
-        add_rows<D>(dk, weights, tile.Q[stage], c + 16 * k);  // dK += dSᵀ Q
+        add_rows<D>(dk, weights, tile.Q, stage * Br + c + 16 * k);  // dK += dSᵀ Q
         pack_operand<T>(weights, s, k);
-        add_rows<D>(dv, weights, tile.dO[stage], c + 16 * k);  // dV += Pᵀ dO
+        add_rows<D>(dv, weights, tile.dO, stage * Br + c + 16 * k);  // dV += Pᵀ dO
       }
     }
     cp_async_wait<0>();
@@ -173,8 +174,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll(S::kUnroll)
       for (int key = 0; key < keys; key += 16) {
         uint32_t ds[2][4];
-        load_a_transposed<Br>(ds[0], tile.dS[stage], key, row);
-        load_a_transposed<Br>(ds[1], tile.dS[stage], key, row + 16);
+        load_a_transposed<Br>(ds[0], tile.dS, stage * Bc + key, row);
+        load_a_transposed<Br>(ds[1], tile.dS, stage * Bc + key, row + 16);
         add_rows<D>(dq, ds, tile.K, key, col);
       }
       const size_t block = size_t(here.head) * (padded(p.Nq) / 16) + (here.query0 + row) / 16;
@@ -253,8 +254,8 @@ template <class T>
 void backward_in(const Problem& p, const Tensors& t, Stream stream) {
   using Large = KeyShape<T, 128, 8, 16, 64, 1>;
   using Small = KeyShape<T, 128, 4, 16, 32, 1>;
-  using Queries = QueryShape<T, 128, 4, 32, 16, 2>;
-  if (p.D == 64) return backward_for<KeyShape<T, 64, 4, 32, 64, 2>, QueryShape<T, 64, 4, 64, 32, 2>>(p, t, stream);
+  using Queries = QueryShape<T, 128, 4, 32, 2>;
+  if (p.D == 64) return backward_for<KeyShape<T, 64, 4, 32, 64, 2>, QueryShape<T, 64, 4, 64, 2>>(p, t, stream);
   if (sizeof(typename Large::Tiles) <= shared_memory_limit()) return backward_for<Large, Queries>(p, t, stream);
   return backward_for<Small, Queries>(p, t, stream);
 }

@@ -19,22 +19,21 @@ __device__ __forceinline__ int piece_at(int row, int piece) {
 }
 
 // The row of a 16×16 block that the lane gives to ldmatrix. Its four 8×8 matrices come in one of two orders: `kDown`,
-// the two of the left half first, or else the two of the upper half first.
+// the two of the left half first, or else the two of the upper half first. The block begins in row row0 + further.
+//
+// The swizzle is written so that col0, known at compile time, comes last: one instruction then makes the address from
+// that of column 0, which is cheaper than keeping all of them in registers.
 template <int kCols, bool kDown, class T>
-__device__ __forceinline__ const T* block_row(const T* tile, int row0, int col0) {
+__device__ __forceinline__ const T* block_row(const T* tile, int row0, int further, int col0) {
   const int lane = int(threadIdx.x % 32), second = lane / 8 % 2, fourth = lane / 16;
-  return tile +
-         piece_at<kCols>(row0 + lane % 8 + 8 * (kDown ? second : fourth), (col0 / 8) ^ (kDown ? fourth : second));
+  const int row = row0 + lane % 8 + 8 * (kDown ? second : fourth);
+  return tile + (piece_at<kCols>(row, kDown ? fourth : second) ^ col0) + further * kCols;
 }
 
-// Operand a, 16×16, from a tile of its rows, or from a tile of its columns.
-template <int kCols, class T>
-__device__ __forceinline__ void load_a(uint32_t (&a)[4], const T* tile, int row0, int col0) {
-  ldmatrix_x4(a, block_row<kCols, true>(tile, row0, col0));
-}
+// Operand a, 16×16, from a tile of its columns.
 template <int kCols, class T>
 __device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], const T* tile, int row0, int col0) {
-  ldmatrix_x4_trans(a, block_row<kCols, false>(tile, row0, col0));
+  ldmatrix_x4_trans(a, block_row<kCols, false>(tile, row0, 0, col0));
 }
 
 // sum += a·b for two neighbouring operands b, 16×8 each, that one ldmatrix has brought.
@@ -58,15 +57,15 @@ __device__ __forceinline__ void dot_rows(float (&sum)[kM][kN][4], const T* A, in
     for (int n = 0; n < kN; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++) sum[m][n][i] = 0.0f;
-#pragma unroll
+#pragma unroll 4
   for (int d = 0; d < D; d += 16) {
     uint32_t a[kM][4];
 #pragma unroll
-    for (int m = 0; m < kM; m++) load_a<D>(a[m], A, row_a + 16 * m, d);
+    for (int m = 0; m < kM; m++) ldmatrix_x4(a[m], block_row<D, true>(A, row_a, 16 * m, d));
 #pragma unroll
     for (int n = 0; n < kN; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4(b, block_row<D, false>(B, row_b + 8 * n, d));
+      ldmatrix_x4(b, block_row<D, false>(B, row_b, 8 * n, d));
       multiply<T>(sum, n, a, b);
     }
   }
@@ -79,7 +78,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[kM][kN][4], const uint32_t
 #pragma unroll
   for (int n = 0; n < kN; n += 2) {
     uint32_t b[4];
-    ldmatrix_x4_trans(b, block_row<D, true>(B, row_b, col_b + 8 * n));
+    ldmatrix_x4_trans(b, block_row<D, true>(B, row_b, 0, col_b + 8 * n));
     multiply<T>(sum, n, a, b);
   }
 }
@@ -98,14 +97,14 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[kM][4], const float (
 
 // Writes such an operand to rows [row0, row0 + 16·kM) and columns [col0, col0 + 16) of a tile.
 template <int kCols, class T, int kM>
-__device__ __forceinline__ void store_block_rows(T* tile, int row0, int col0, const uint32_t (&a)[kM][4]) {
+__device__ __forceinline__ void store_operand(T* tile, int row0, int col0, const uint32_t (&a)[kM][4]) {
   const int lane = int(threadIdx.x % 32), g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int m = 0; m < kM; m++)
+  for (int i = 0; i < 4; i++) {
+    T* place = tile + (piece_at<kCols>(row0 + g, 0) ^ (col0 + i / 2 * 8)) + i % 2 * 8 * kCols + 2 * t;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      *reinterpret_cast<uint32_t*>(tile + piece_at<kCols>(row0 + 16 * m + i % 2 * 8 + g, (col0 / 8) ^ (i / 2)) +
-                                   2 * t) = a[m][i];
+    for (int m = 0; m < kM; m++) *reinterpret_cast<uint32_t*>(place + 16 * m * kCols) = a[m][i];
+  }
 }
 
 // Starts the copy of rows [row0, row0 + kRows) of a row-major [rows, D] matrix to a tile; rows past the end become 0.
