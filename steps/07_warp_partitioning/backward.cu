@@ -19,12 +19,13 @@
 namespace {
 
 // The tiles of a block that keeps keys and walks over queries.
-template <class T_, int D_, int kWarps_, int kWarpKeys_, int Br_, int kBlocks_, int kDiag_ = 0, int kUnroll_ = 2>
+template <class T_, int D_, int kWarps_, int kWarpKeys_, int Br_, int kBlocks_>
 struct KeyShape {
   using T = T_;
   static constexpr int D = D_, kWarps = kWarps_, kWarpKeys = kWarpKeys_, Br = Br_;
   static constexpr int kThreads = 32 * kWarps, kBlocks = kBlocks_;  // blocks that share a multiprocessor
-  static constexpr int Bc = kWarps * kWarpKeys, kDiag = kDiag_, kUnroll = kUnroll_;
+  static constexpr int Bc = kWarps * kWarpKeys;
+  static_assert(kQueryTile % Br == 0);
 
   struct Tiles {
     T K[Bc * D], V[Bc * D], Q[2 * Br * D], dO[2 * Br * D], dS[2 * Bc * Br];  // walked over: this tile and the next
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       const int row = warp / kAcross * 32, col = warp % kAcross * kCols;
       const int keys = min(Bc, keys_seen(p, min(here.query0 + Br, p.Nq) - 1) - key0);
       float dq[2][kCols / 8][4] = {};
-#pragma unroll(S::kUnroll)
+#pragma unroll 4
       for (int key = 0; key < keys; key += 16) {
         uint32_t ds[2][4];
         load_a_transposed<Br>(ds[0], tile.dS, stage * Bc + key, row);
@@ -185,8 +186,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         for (int n = 0; n < kCols / 8; n++)
 #pragma unroll
           for (int i = 0; i < 4; i++)
-            if (S::kDiag == 0 || (S::kDiag == 1 && dq[m][n][i] == 1.2345e10f))
-              atomicAdd(a.dQ_sum + ((block + m) * (D / 8) + col / 8 + n) * 128 + i * 32 + lane, dq[m][n][i]);
+            atomicAdd(a.dQ_sum + ((block + m) * (D / 8) + col / 8 + n) * 128 + i * 32 + lane, dq[m][n][i]);
     }
   }
   __syncthreads();  // every warp is done with K and V: their tiles take the results to HBM
@@ -242,7 +242,6 @@ void backward_with(const Problem& p, const Tensors& t, Stream stream) {
   }
 }
 
-#ifndef TUNE
 template <class Keys, class Queries>
 void backward_for(const Problem& p, const Tensors& t, Stream stream) {
   if (p.dropout > 0) return backward_with<Keys, Queries, true>(p, t, stream);
@@ -280,6 +279,5 @@ const Registration step = register_step(__FILE__, {.idea = "FlashAttention-2's g
                                                    .min_sm = 80,
                                                    .workspace = workspace,
                                                    .backward = backward});
-#endif
 
 }  // namespace

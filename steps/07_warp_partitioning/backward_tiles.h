@@ -57,7 +57,7 @@ __device__ __forceinline__ void dot_rows(float (&sum)[kM][kN][4], const T* A, in
     for (int n = 0; n < kN; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++) sum[m][n][i] = 0.0f;
-#pragma unroll 4
+#pragma unroll 4  // all of D = 128 at once would keep too many addresses in registers
   for (int d = 0; d < D; d += 16) {
     uint32_t a[kM][4];
 #pragma unroll
