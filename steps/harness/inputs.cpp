@@ -81,13 +81,25 @@ double value_of(DType type, uint32_t bits) {
   }
 }
 
+// Calls work(begin, end) for pieces of [0, count), each on a thread of its own where there is enough to do.
+template <class F>
+void in_pieces(size_t count, F work) {
+  const size_t threads = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> others;
+  for (size_t t = 1; t < threads; t++) others.emplace_back(work, count * t / threads, count * (t + 1) / threads);
+  work(0, count / threads);
+  for (std::thread& other : others) other.join();
+}
+
 template <class T, class F>
 void each_as(std::vector<std::byte>& bytes, size_t count, F f) {
   bytes.resize(count * sizeof(T));
-  for (size_t i = 0; i < count; i++) {
-    const T value = f(i);
-    std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
-  }
+  in_pieces(count, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++) {
+      const T value = f(i);
+      std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+    }
+  });
 }
 
 template <class T>
@@ -179,12 +191,7 @@ std::vector<double> normal_numbers(size_t count, uint64_t seed, uint32_t tensor,
       numbers[i] = round_to(type, double(sum) * kUnit - 6.0);
     }
   };
-  // Each number depends on its place alone, so any division among threads gives the same ones.
-  const size_t threads = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
-  std::vector<std::thread> others;
-  for (size_t t = 1; t < threads; t++) others.emplace_back(fill, count * t / threads, count * (t + 1) / threads);
-  fill(0, count / threads);
-  for (std::thread& other : others) other.join();
+  in_pieces(count, fill);  // each number depends on its place alone, so that any division gives the same ones
   return numbers;
 }
 
