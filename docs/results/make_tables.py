@@ -15,6 +15,7 @@ and is replaced as a whole. The tables there are, with their arguments, are the 
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
     ladder PASS          all h200_bench_*.csv: a row a step, N 1k, 2k, 4k
     paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet
+    counters_compared    h200_counters.csv: where the executor's counters and the GPU's agree, and where not
     passes_02            no data but the copy and fp32 rates: what chapter 02's kernels must compute and move
 
 In the CSV files lines that begin with # say when, where and by which command they were measured; they end as the note
@@ -136,6 +137,28 @@ def counters(links, chapter):
                     + [per_request("ld"), per_request("st")])
     titles = ["kernel", "ms", "HBM read, GB", "HBM written, GB", "HBM TB/s", "HBM busy, %", "L1 busy, %", "SM busy, %",
               "sectors a load", "sectors a store"]
+    return markdown(titles, rows, [(name, comments)], links)
+
+
+@table
+def counters_compared(links):
+    """A row a chapter and counter: how many kernels and shapes were compared, how many agree to 2 %, the rest by name."""
+    name = "h200_counters.csv"
+    data, comments = read(name)
+    groups = {}
+    for r in data:
+        executor, gpu = float(r["executor"]), float(r["gpu"] or 0)
+        group = groups.setdefault((r["step"][:2], r["counter"]), [0, 0, {}])
+        same = executor == gpu or (gpu > 0 and abs(executor / gpu - 1) <= 0.02)
+        group[0] += 1
+        group[1] += same
+        if not same:
+            group[2].setdefault(f"{r['step'].split('/')[1]}: `{r['kernel']}`", []).append(f"{executor / gpu:.2f}" if gpu else f"{executor:.0f} to 0")
+    rows = []
+    for (chapter, counter), (compared, agree, apart) in sorted(groups.items()):
+        others = "; ".join(f"{kernel} {', '.join(ratios)}" for kernel, ratios in apart.items())
+        rows.append([chapter, counter, str(compared), str(agree), others or "–"])
+    titles = ["chapter", "counter", "compared", "agree to 2 %", "the others: executor against GPU"]
     return markdown(titles, rows, [(name, comments)], links)
 
 
