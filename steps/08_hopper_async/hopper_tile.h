@@ -20,9 +20,9 @@ struct Shape {
 // Registers of a thread. A kernel of 384, 512 or 640 threads is launched with 168, 128 or 96 for each; a producer needs few,
 // and gives the rest of its to the consumers (setmaxnreg).
 template <class Shape>
-constexpr int kProducerRegisters = Shape::kConsumers == 2 ? 40 : 32;
+constexpr int kProducerRegisters = Shape::kConsumers == 2 ? 24 : 32;
 template <class Shape>
-constexpr int kConsumerRegisters = Shape::kConsumers == 2 ? 232 : Shape::kConsumers == 3 ? 160 : 112;
+constexpr int kConsumerRegisters = Shape::kConsumers == 2 ? 240 : Shape::kConsumers == 3 ? 160 : 112;
 
 // A tile in shared memory, as TMA writes it and wgmma reads it: panels of 64 columns, 128 bytes a row, swizzled.
 template <class T, int kRows, int D>
@@ -93,6 +93,12 @@ __device__ __forceinline__ void start_weighted_sum(float (&O)[Shape::D / 2], con
 
 // ---- A thread's parts of S and O (wgmma.h) belong to two rows of its warp's 16: g = lane / 4 and g + 8. Which, for i?
 __device__ constexpr int row_of(int i) { return i >> 1 & 1; }
+
+// How many keys a row sees; rows past the last, which a tile may have, too.
+template <class T>
+__device__ __forceinline__ int seen_by(const Arguments<T>& a, int row) {
+  return min(keys_seen(a.p, row), a.p.Nk);
+}
 
 // Scores of keys that a row does not see become −∞. Of the tile's keys the two rows see the first seen0 and seen1.
 template <int n>

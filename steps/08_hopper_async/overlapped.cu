@@ -31,22 +31,21 @@ struct Shared {
 template <class Shape, class T>
 __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a, int* counter) {
   constexpr int kStages = Shape::kStages, kPanels = Shape::D / 64;
-  unsigned k_turn = 0, v_turn = 0;  // tiles loaded since the kernel began
-  const auto load = [&](auto& tiles, Mbarrier* full, Mbarrier* empty, const TensorMap& map, unsigned& turn, int key_tile,
+  unsigned turn = 0;  // V tiles loaded since the kernel began; K is one ahead
+  const auto load = [&](auto& tiles, Mbarrier* full, Mbarrier* empty, const TensorMap& map, unsigned turn, int key_tile,
                         int head) {
     const int stage = turn % kStages;
     mbarrier_wait(&empty[stage], (turn / kStages & 1) ^ 1);  // the first round finds every stage empty
     mbarrier_arrive_expect_tx(&full[stage], sizeof tiles[0]);
     for (int panel = 0; panel < kPanels; panel++)
       tma_load_3d(tiles[stage].panel[panel], &map, 64 * panel, key_tile * Shape::Bc, head, &full[stage]);
-    turn++;
   };
 
   int tile = blockIdx.x;
   for (unsigned q_turn = 0;; q_turn++) {
     const bool end = tile >= a.tiles;
     const Work w = end ? Work{} : work_of<Shape>(tile, a);
-    if (w.key_tiles > 0) load(s.K, s.k_full, s.k_empty, a.K, k_turn, w.key_tiles - 1, w.kv_head);
+    if (w.key_tiles > 0) load(s.K, s.k_full, s.k_empty, a.K, turn, w.key_tiles - 1, w.kv_head);
     mbarrier_wait(&s.q_empty, (q_turn & 1) ^ 1);
     s.tile = end ? -1 : tile;
     if (w.key_tiles > 0) {
@@ -57,9 +56,10 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a,
       mbarrier_arrive(&s.q_full);
     }
     if (end) break;
-    for (int j = w.key_tiles - 1; j >= 0; j--) {
-      if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, k_turn, j - 1, w.kv_head);
-      load(s.V, s.v_full, s.v_empty, a.V, v_turn, j, w.kv_head);
+#pragma unroll 1  // unrolled it would need more registers than are left to it
+    for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
+      if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, turn + 1, j - 1, w.kv_head);
+      load(s.V, s.v_full, s.v_empty, a.V, turn, j, w.kv_head);
     }
     // Taken late, with the last loads under way: the block that is free first gets the longest tile that is left.
     tile = gridDim.x + (a.p.causal ? atomicAdd(counter, 1) : tile);
@@ -144,8 +144,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
     if (s.tile < 0) break;
     const Work w = work_of<Shape>(s.tile, a);
     const int row = w.row0 + row_in_tile;
-    const int seen0 = min(keys_seen(a.p, row), a.p.Nk), seen1 = min(keys_seen(a.p, row + 8), a.p.Nk);
-    const int all_see = min(keys_seen(a.p, w.row0 + 64 * warpgroup), a.p.Nk);  // keys that no row of the warpgroup masks
+    const int all_see = seen_by(a, w.row0 + 64 * warpgroup);  // keys that no row of the warpgroup masks
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
@@ -170,7 +169,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
           }
         });
       } else {
-        if (masked) mask_scores(S, seen0 - key0, seen1 - key0);
+        if (masked) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
         softmax_tile(S, m, l, alpha, a.scale_log2);
       }
       if (grew) ahead = __all_sync(~0u, fmaxf(fabsf(m[0]), fabsf(m[1])) * a.scale_log2 <= kSteep);

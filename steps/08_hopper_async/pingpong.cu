@@ -27,29 +27,29 @@ struct Shared {
 template <class Shape, class T>
 __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a) {
   constexpr int kStages = Shape::kStages, kPanels = Shape::D / 64;
-  unsigned k_turn = 0, v_turn = 0;  // tiles loaded since the kernel began
-  const auto load = [&](auto& tiles, Mbarrier* full, Mbarrier* empty, const TensorMap& map, unsigned& turn, int key_tile,
+  unsigned turn = 0;  // V tiles loaded since the kernel began; K is one ahead
+  const auto load = [&](auto& tiles, Mbarrier* full, Mbarrier* empty, const TensorMap& map, unsigned turn, int key_tile,
                         int head) {
     const int stage = turn % kStages;
     mbarrier_wait(&empty[stage], (turn / kStages & 1) ^ 1);  // the first round finds every stage empty
     mbarrier_arrive_expect_tx(&full[stage], sizeof tiles[0]);
     for (int panel = 0; panel < kPanels; panel++)
       tma_load_3d(tiles[stage].panel[panel], &map, 64 * panel, key_tile * Shape::Bc, head, &full[stage]);
-    turn++;
   };
 
   unsigned q_turn = 0;
   for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
     const Work w = work_of<Shape>(tile, a);
     if (w.key_tiles == 0) continue;
-    load(s.K, s.k_full, s.k_empty, a.K, k_turn, w.key_tiles - 1, w.kv_head);
+    load(s.K, s.k_full, s.k_empty, a.K, turn, w.key_tiles - 1, w.kv_head);
     mbarrier_wait(&s.q_empty, (q_turn++ & 1) ^ 1);
     mbarrier_arrive_expect_tx(&s.q_full, sizeof s.Q);
     for (int panel = 0; panel < kPanels; panel++)
       tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
-    for (int j = w.key_tiles - 1; j >= 0; j--) {
-      if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, k_turn, j - 1, w.kv_head);
-      load(s.V, s.v_full, s.v_empty, a.V, v_turn, j, w.kv_head);
+#pragma unroll 1  // unrolled it would need more registers than are left to it
+    for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
+      if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, turn + 1, j - 1, w.kv_head);
+      load(s.V, s.v_full, s.v_empty, a.V, turn, j, w.kv_head);
     }
   }
 }
@@ -86,14 +86,13 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
     const Work w = work_of<Shape>(tile, a);
     const int row = w.row0 + row_in_tile;
-    const int seen0 = min(keys_seen(a.p, row), a.p.Nk), seen1 = min(keys_seen(a.p, row + 8), a.p.Nk);
-    const int all_see = min(keys_seen(a.p, w.row0 + 64 * warpgroup), a.p.Nk);  // keys that no row of the warpgroup masks
+    const int all_see = seen_by(a, w.row0 + 64 * warpgroup);  // keys that no row of the warpgroup masks
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     const auto softmax = [&](int j) {  // S of tile j becomes P
       const int key0 = j * Bc;
-      if (key0 + Bc > all_see) mask_scores(S, seen0 - key0, seen1 - key0);
+      if (key0 + Bc > all_see) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
       softmax_tile(S, m, l, alpha, a.scale_log2);
       pack_weights<T>(P, S);
     };

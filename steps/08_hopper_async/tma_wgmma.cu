@@ -74,14 +74,13 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
   };
 
   const int row = w.row0 + row_in_tile;
-  const int seen0 = min(keys_seen(a.p, row), a.p.Nk), seen1 = min(keys_seen(a.p, row + 8), a.p.Nk);
-  const int all_see = min(keys_seen(a.p, w.row0 + 64 * warpgroup), a.p.Nk);  // keys that no row of the warpgroup masks
+  const int all_see = seen_by(a, w.row0 + 64 * warpgroup);  // keys that no row of the warpgroup masks
 #pragma unroll
   for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
   m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
   const auto softmax = [&](int j) {  // S of tile j becomes P
     const int key0 = j * Bc;
-    if (key0 + Bc > all_see) mask_scores(S, seen0 - key0, seen1 - key0);
+    if (key0 + Bc > all_see) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
     softmax_tile(S, m, l, alpha, a.scale_log2);
     pack_weights<T>(P, S);
   };
