@@ -1,5 +1,6 @@
-// What the forward kernels of this chapter have word for word in common: the shape of their tiles, the order of the work,
-// the two products, the softmax of a tile, the way out, and the arguments. What differs between them is in their files.
+// What the forward kernels of this chapter have word for word in common: the shape of their tiles, the order of the
+// work, the two products, the softmax of a tile, the way out, and the arguments. What differs between them is in their
+// files.
 #pragma once
 #include <cfloat>
 #include <cmath>
@@ -17,12 +18,14 @@ struct Shape {
   static constexpr int D = D_, kConsumers = kConsumers_, Br = 64 * kConsumers, Bc = Bc_, kStages = kStages_;
 };
 
-// Registers of a thread. A kernel of 384, 512 or 640 threads is launched with 168, 128 or 96 for each; a producer needs few,
-// and gives the rest of its to the consumers (setmaxnreg).
+// Registers of a thread. A kernel of 384, 512 or 640 threads is launched with 168, 128 or 96 for each; a producer needs
+// few, and gives the rest of its to the consumers (setmaxnreg).
 template <class Shape>
 constexpr int kProducerRegisters = Shape::kConsumers == 2 ? 24 : 32;
 template <class Shape>
-constexpr int kConsumerRegisters = Shape::kConsumers == 2 ? 240 : Shape::kConsumers == 3 ? 160 : 112;
+constexpr int kConsumerRegisters = Shape::kConsumers == 2   ? 240
+                                   : Shape::kConsumers == 3 ? 160
+                                                            : 112;
 
 // A tile in shared memory, as TMA writes it and wgmma reads it: panels of 64 columns, 128 bytes a row, swizzled.
 template <class T, int kRows, int D>
@@ -46,12 +49,13 @@ struct Arguments {
 };
 
 // ---- The order of the work: which rows of which head tile number `tile` of the output is, and how many key tiles it
-// needs. Heads that share keys are neighbours, so that L2 serves the second.
+// needs; past the last tile head is −1. Heads that share keys are neighbours, so that L2 serves the second.
 struct Work {
   int head, kv_head, row0, key_tiles;
 };
 template <class Shape, class T>
 __device__ __forceinline__ Work work_of(int tile, const Arguments<T>& a) {
+  if (tile >= a.tiles) return {.head = -1, .kv_head = 0, .row0 = 0, .key_tiles = 0};
   Work w;
   w.head = tile / a.q_tiles, w.row0 = tile % a.q_tiles * Shape::Br;
   if (a.p.causal) {  // the longest tiles of a group of heads first: no long tile begins when the others are done
@@ -100,6 +104,13 @@ __device__ __forceinline__ int seen_by(const Arguments<T>& a, int row) {
   return min(keys_seen(a.p, row), a.p.Nk);
 }
 
+// How many of the key tiles, from the first, need no mask in this warpgroup, whose first row is `row`; and before
+// which, as tiles go from the last to the first, every row has seen a key.
+template <class Shape, class T>
+__device__ __forceinline__ int whole_tiles(const Arguments<T>& a, int row) {
+  return max(seen_by(a, row) - 1, 0) / Shape::Bc;
+}
+
 // Scores of keys that a row does not see become −∞. Of the tile's keys the two rows see the first seen0 and seen1.
 template <int n>
 __device__ __forceinline__ void mask_scores(float (&S)[n], int seen0, int seen1) {
@@ -119,16 +130,11 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// exp((s − m)·scale) is computed as 2^(s·c − m·c), one multiply-add and one exponential. m·c is rounded, and its error is
-// in the exponent: below this 2^-15 at most, above it the difference is taken first.
-constexpr float kSteep = 1024.0f;
-
 // Online softmax: S becomes P. m is the maximum of a row's scores so far, l the sum of P so far over this thread's own
 // columns; O, like l, is to be multiplied by alpha.
 template <int n>
 __device__ __forceinline__ void softmax_tile(float (&S)[n], float (&m)[2], float (&l)[2], float (&alpha)[2],
                                              float scale_log2) {
-  float from[2], shift[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float x0 = S[2 * r], x1 = S[2 * r + 1];
@@ -136,21 +142,12 @@ __device__ __forceinline__ void softmax_tile(float (&S)[n], float (&m)[2], float
     for (int i = 4; i < n; i += 4) x0 = fmaxf(x0, S[i + 2 * r]), x1 = fmaxf(x1, S[i + 2 * r + 1]);
     const float old = m[r];
     m[r] = fmaxf(old, row_max(fmaxf(x0, x1)));
-    from[r] = m[r] == -INFINITY ? 0.0f : m[r];  // no key seen yet: ∞ − ∞ is not a number
-    shift[r] = from[r] * scale_log2;
-    alpha[r] = exp2_fast((old - from[r]) * scale_log2);
-  }
-  if (fmaxf(fabsf(shift[0]), fabsf(shift[1])) > kSteep) {
-#pragma unroll
-    for (int i = 0; i < n; i++) S[i] -= from[row_of(i)];
-    shift[0] = shift[1] = 0.0f;
-  }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+    const float from = m[r] == -INFINITY ? 0.0f : m[r];  // no key seen yet: ∞ − ∞ is not a number
+    alpha[r] = exp2_fast((old - from) * scale_log2);
     float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
     for (int i = 2 * r; i < n; i += 4) {
-      S[i] = exp2_fast(fmaf(S[i], scale_log2, -shift[r])), S[i + 1] = exp2_fast(fmaf(S[i + 1], scale_log2, -shift[r]));
+      S[i] = exp2_fast((S[i] - from) * scale_log2), S[i + 1] = exp2_fast((S[i + 1] - from) * scale_log2);
       sum0 += S[i], sum1 += S[i + 1];
     }
     l[r] = l[r] * alpha[r] + (sum0 + sum1);
@@ -170,8 +167,8 @@ __device__ __forceinline__ void rescale(float (&O)[n], const float (&alpha)[2]) 
   for (int i = 0; i < n; i++) O[i] *= alpha[row_of(i)];
 }
 
-// For scale < 0: softmax(scale · Q Kᵀ) = softmax(|scale| · (−Q) Kᵀ). A warpgroup turns the signs of its own 64 rows of Q,
-// which is exact. wgmma reads them through the async proxy, so each thread fences before they meet.
+// For scale < 0: softmax(scale · Q Kᵀ) = softmax(|scale| · (−Q) Kᵀ). A warpgroup turns the signs of its own 64 rows of
+// Q, which is exact. wgmma reads them through the async proxy, so each thread fences before they meet.
 template <class T, int Br, int D>
 __device__ __forceinline__ void turn_signs(Tile<T, Br, D>& Q, int warpgroup) {
   for (int panel = 0; panel < D / 64; panel++) {
@@ -182,8 +179,9 @@ __device__ __forceinline__ void turn_signs(Tile<T, Br, D>& Q, int warpgroup) {
   named_barrier_sync(8 + warpgroup, 128);
 }
 
-// ---- The way out: O / l and LSE. `row` is the first of the thread's two rows. The four lanes of a row hold 8 neighbouring
-// columns in pieces of 4 bytes; they transpose four such groups among themselves, so that each stores 16 bytes.
+// ---- The way out: O / l and LSE. `row` is the first of the thread's two rows. The four lanes of a row hold 8
+// neighbouring columns in pieces of 4 bytes; they transpose four such groups among themselves, so that each stores 16
+// bytes.
 template <class Shape, class T>
 __device__ __forceinline__ void store_output(const float (&O)[Shape::D / 2], const float (&m)[2], const float (&l)[2],
                                              int head, int row, const Arguments<T>& a) {
@@ -198,8 +196,7 @@ __device__ __forceinline__ void store_output(const float (&O)[Shape::D / 2], con
     for (int c = 0; c < Shape::D / 2; c += 16) {
       uint32_t x[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        x[i] = pack<T>(O[c + 4 * i + 2 * r] * inverse, O[c + 4 * i + 2 * r + 1] * inverse);
+      for (int i = 0; i < 4; i++) x[i] = pack<T>(O[c + 4 * i + 2 * r] * inverse, O[c + 4 * i + 2 * r + 1] * inverse);
 #pragma unroll
       for (int bit = 1; bit <= 2; bit *= 2) {
         const bool upper = t & bit;

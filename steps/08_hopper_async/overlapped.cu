@@ -11,6 +11,8 @@
 //   - Tile shapes chosen by measurement for each head dim, mask and length.
 //
 // Page: docs/08_hopper_async.md.  Source: FlashAttention-3 (Shah et al. 2024), section 3.2 and algorithm 2.
+#include <type_traits>
+
 #include "hopper_tile.h"
 
 namespace {
@@ -24,10 +26,10 @@ struct Shared {
   Tile<typename Shape::T, Shape::Bc, Shape::D> K[Shape::kStages], V[Shape::kStages];
   Mbarrier q_full, q_empty;
   Mbarrier k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
-  int tile;  // which tile of the output Q belongs to, −1 at the end
+  Work work;  // to which Q belongs
 };
 
-// The producer, one thread: fills Q and the two rings, and hands out the work.
+// The producer, one thread: hands out the work, and fills Q and the two rings.
 template <class Shape, class T>
 __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a, int* counter) {
   constexpr int kStages = Shape::kStages, kPanels = Shape::D / 64;
@@ -43,38 +45,41 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a,
 
   int tile = blockIdx.x;
   for (unsigned q_turn = 0;; q_turn++) {
-    const bool end = tile >= a.tiles;
-    const Work w = end ? Work{} : work_of<Shape>(tile, a);
+    const Work w = work_of<Shape>(tile, a);
     if (w.key_tiles > 0) load(s.K, s.k_full, s.k_empty, a.K, turn, w.key_tiles - 1, w.kv_head);
     mbarrier_wait(&s.q_empty, (q_turn & 1) ^ 1);
-    s.tile = end ? -1 : tile;
-    if (w.key_tiles > 0) {
+    s.work = w;
+    if (w.key_tiles == 0) {
+      mbarrier_arrive(&s.q_full);
+    } else {
       mbarrier_arrive_expect_tx(&s.q_full, sizeof s.Q);
       for (int panel = 0; panel < kPanels; panel++)
         tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
-    } else {
-      mbarrier_arrive(&s.q_full);
     }
-    if (end) break;
+    if (w.head < 0) break;
 #pragma unroll 1  // unrolled it would need more registers than are left to it
     for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
       if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, turn + 1, j - 1, w.kv_head);
       load(s.V, s.v_full, s.v_empty, a.V, turn, j, w.kv_head);
     }
     // Taken late, with the last loads under way: the block that is free first gets the longest tile that is left.
+    if (a.p.causal && q_turn == 0) grid_dependency_wait();  // the counter is ready
     tile = gridDim.x + (a.p.causal ? atomicAdd(counter, 1) : tile);
   }
 }
 
-// The softmax of a tile with the maximum of the tiles before. It may be used while every row of the warp has one, and no
-// steep one (kSteep). Returns whether O must be rescaled by alpha. By how much a row's largest score may exceed the old
-// maximum, in powers of 2:
-constexpr float kNoMatter = 8.0f;   // P up to 2^8: as exact as P up to 1
+// The softmax of a tile with the maximum of the tiles before. It may be used while every row of the warp has one, and
+// no steep one (kSteep). Returns whether O must be rescaled by alpha. By how much a row's largest score may exceed the
+// old maximum, in powers of 2:
+constexpr float kNoMatter = 8.0f;    // P up to 2^8: as exact as P up to 1
 constexpr float kTooLarge = 100.0f;  // up to here P, in fp32, can still be scaled down
+// 2^((s − m)·c) is computed as 2^(s·c − m·c), one multiply-add. m·c is rounded, so the exponent is off by up to 2^-14
+// if m·c is as large as this. Rows beyond it take the difference first, in softmax_tile.
+constexpr float kSteep = 1024.0f;
 
 template <class Shape, class Recompute>
-__device__ __forceinline__ bool softmax_ahead(float (&S)[Shape::Bc / 2], float (&m)[2], float (&l)[2], float (&alpha)[2],
-                                              float scale_log2, const Recompute& recompute) {
+__device__ __forceinline__ bool softmax_ahead(float (&S)[Shape::Bc / 2], float (&m)[2], float (&l)[2],
+                                              float (&alpha)[2], float scale_log2, const Recompute& recompute) {
   float x[4], sum[4] = {};  // maximum and sum of even and odd columns of row g, of row g + 8
   const float shift[2] = {m[0] * scale_log2, m[1] * scale_log2};
 #pragma unroll
@@ -104,6 +109,9 @@ __device__ __forceinline__ bool softmax_ahead(float (&S)[Shape::Bc / 2], float (
   return true;
 }
 
+constexpr std::true_type kMasked;
+constexpr std::false_type kWhole;
+
 // A consumer warpgroup: 64 rows of Q against all their keys, from the last to the first.
 template <class Shape, class T>
 __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a) {
@@ -126,7 +134,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
     if (lane == 0) mbarrier_arrive(empty);
   };
   const auto release_q = [&] {
-    __syncwarp();  // the whole warp has read s.tile
+    __syncwarp();  // the whole warp has read s.work
     release(&s.q_empty);
   };
   const auto take_turn = [&] { named_barrier_sync(1 + warpgroup, 256); };
@@ -141,35 +149,35 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   if (warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is the first warpgroup's
   for (unsigned q_turn = 0;; q_turn++) {
     mbarrier_wait(&s.q_full, q_turn & 1);
-    if (s.tile < 0) break;
-    const Work w = work_of<Shape>(s.tile, a);
+    const Work w = s.work;
+    if (w.head < 0) break;
     const int row = w.row0 + row_in_tile;
-    const int all_see = seen_by(a, w.row0 + 64 * warpgroup);  // keys that no row of the warpgroup masks
+    const int whole = whole_tiles<Shape>(a, w.row0 + 64 * warpgroup);
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     bool ahead = false;  // softmax_ahead may be used
 
     // S of tile j becomes P. K may be gone by then: if S is needed again, the dot products are made by hand.
-    const auto softmax = [&](int j) -> bool {
+    const auto softmax = [&](auto masked, int j) -> bool {
       const int key0 = j * Bc;
-      const bool masked = key0 + Bc > all_see;
       bool grew = true;
-      if (ahead && !masked) {
+      if (!masked.value && ahead) {
         grew = softmax_ahead<Shape>(S, m, l, alpha, a.scale_log2, [&] {
-          const T* k = a.K_rows + (size_t(w.kv_head) * a.p.Nk + key0 + lane % 4 * 2) * D;
+          const T* k = a.K_rows + (size_t(s.work.kv_head) * a.p.Nk + key0 + lane % 4 * 2) * D;
 #pragma unroll
           for (int i = 0; i < Bc / 2; i++) S[i] = 0.0f;
 #pragma unroll 1
           for (int d = 0; d < D; d++) {  // swizzled: piece d / 8 of a panel's row is at piece d / 8 ^ row % 8
             const int at = (d / 8 % 8 ^ lane / 4) * 8 + d % 8;
-            const float q[2] = {float(s.Q.panel[d / 64][row_in_tile][at]), float(s.Q.panel[d / 64][row_in_tile + 8][at])};
+            const float q[2] = {float(s.Q.panel[d / 64][row_in_tile][at]),
+                                float(s.Q.panel[d / 64][row_in_tile + 8][at])};
 #pragma unroll
             for (int i = 0; i < Bc / 2; i++) S[i] += q[row_of(i)] * float(k[(8 * (i / 4) + (i & 1)) * D + d]);
           }
         });
       } else {
-        if (masked) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+        if (masked.value) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
         softmax_tile(S, m, l, alpha, a.scale_log2);
       }
       if (grew) ahead = __all_sync(~0u, fmaxf(fabsf(m[0]), fabsf(m[1])) * a.scale_log2 <= kSteep);
@@ -183,10 +191,10 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
       start_qk(turn);
       wgmma_wait<0>(S);
       release(&s.k_empty[turn % kStages]);
-      softmax(j);
+      softmax(kMasked, j);
       pack_weights<T>(P, S);
-      if (j > 0) wait(s.k_full, turn + 1);
-      while (--j >= 0) {
+
+      const auto next_tile = [&](auto masked) {
         const bool v_there = is_there(s.v_full, turn);
         take_turn();
         start_qk(turn + 1);
@@ -196,7 +204,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
         const bool k_there = j == 0 || is_there(s.k_full, turn + 2);
         wgmma_wait<1>(S);
         release(&s.k_empty[(turn + 1) % kStages]);
-        const bool grew = softmax(j);
+        const bool grew = softmax(masked, j);
         // Here, because ptxas would move the wait for O up into the softmax, but moves none across a branch.
         if (!k_there) wait(s.k_full, turn + 2);
         wgmma_wait<0>(O);
@@ -204,7 +212,10 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
         pack_weights<T>(P, S);
         if (grew) rescale(O, alpha);
         turn++;
-      }
+      };
+      if (--j >= 0) wait(s.k_full, turn + 1);
+      for (; j >= 0 && j >= whole; j--) next_tile(kMasked);
+      for (; j >= 0; j--) next_tile(kWhole);
       release_q();
       wait(s.v_full, turn);
       start_pv(turn);
@@ -241,16 +252,23 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
   }
 }
 
-// Makes the counter of the tiles handed out ready.
-__global__ void start_counting(int* counter) { *counter = 0; }
+// Makes the counter of the tiles handed out ready. The kernel after it may begin at once, and waits before it counts.
+__global__ void start_counting(int* counter) {
+  grid_dependency_launch();
+  *counter = 0;
+}
 
 template <class Shape>
 void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   const auto a = arguments_of<Shape>(p, t);
   int* counter = t.scratch<int>("tiles handed out");
-  if (p.causal) launch(start_counting, 1, 1, 0, stream, counter);
-  launch(overlapped<Shape>, std::min(a.tiles, multiprocessors()), kThreads<Shape>, sizeof(Shared<Shape>), stream, a,
-         counter);
+  const int blocks = std::min(a.tiles, multiprocessors());
+  if (p.causal) {
+    launch(start_counting, 1, 1, 0, stream, counter);
+    launch_early(overlapped<Shape>, blocks, kThreads<Shape>, sizeof(Shared<Shape>), stream, a, counter);
+  } else {
+    launch(overlapped<Shape>, blocks, kThreads<Shape>, sizeof(Shared<Shape>), stream, a, counter);
+  }
 }
 
 // The shapes that were fastest on an H200.
@@ -258,7 +276,9 @@ template <class T>
 void forward_for(const Problem& p, const Tensors& t, Stream stream) {
   //                                                        D  warpgroups Bc stages
   if (p.D == 64) return forward_with<Shape<T, 64, 4, 64, 4>>(p, t, stream);
-  if (p.D == 256) return p.causal ? forward_with<Shape<T, 256, 2, 64>>(p, t, stream) : forward_with<Shape<T, 256, 2, 80>>(p, t, stream);
+  if (p.D == 256)
+    return p.causal ? forward_with<Shape<T, 256, 2, 64>>(p, t, stream)
+                    : forward_with<Shape<T, 256, 2, 80>>(p, t, stream);
   if (p.causal && p.Nk <= 4096) return forward_with<Shape<T, 128, 2, 128>>(p, t, stream);
   if (!p.causal && p.Nk < 2048) return forward_with<Shape<T, 128, 2, 176>>(p, t, stream);
   if (p.causal) return forward_with<Shape<T, 128, 3, 80, 2>>(p, t, stream);
@@ -273,14 +293,14 @@ void forward(const Problem& p, const Tensors& t, Stream stream) {
 
 std::vector<Workspace> workspace(const Problem&) { return {{.name = "tiles handed out", .bytes = sizeof(int)}}; }
 
-const Registration step =
-    register_step(__FILE__, {.idea = "softmax under the products of the next tile; tiles from a counter; shapes that fit",
-                             .rung = 4,
-                             .dtypes = {DType::fp16, DType::bf16},
-                             .head_dims = {64, 128, 256},
-                             .kv_heads = true,
-                             .min_sm = 90,
-                             .workspace = workspace,
-                             .forward = forward});
+const Registration step = register_step(
+    __FILE__, {.idea = "softmax under the products of the next tile; tiles from a counter; shapes that fit",
+               .rung = 4,
+               .dtypes = {DType::fp16, DType::bf16},
+               .head_dims = {64, 128, 256},
+               .kv_heads = true,
+               .min_sm = 90,
+               .workspace = workspace,
+               .forward = forward});
 
 }  // namespace

@@ -3,11 +3,13 @@
 //     O = softmax(scale · Q Kᵀ) V      Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    LSE [B, Hq, Nq]    fp16 or bf16
 //
 // New since warp_specialized.cu: the consumers take turns in starting products. In its turn a warpgroup starts both
-// products that it can, O += P V of one tile and S = Q Kᵀ of the next, and passes the turn on; then the other's products
-// follow in the tensor cores, and meanwhile this one waits for its S and computes the softmax. Named barriers, one for
-// each warpgroup, make the turns.
+// products that it can, O += P V of one tile and S = Q Kᵀ of the next, and passes the turn on; then the other's
+// products follow in the tensor cores, and meanwhile this one waits for its S and computes the softmax. Named barriers,
+// one for each warpgroup, make the turns.
 //
 // Page: docs/08_hopper_async.md.  Source: FlashAttention-3 (Shah et al. 2024), section 3.1, "Pingpong scheduling".
+#include <type_traits>
+
 #include "hopper_tile.h"
 
 namespace {
@@ -21,9 +23,10 @@ struct Shared {
   Tile<typename Shape::T, Shape::Bc, Shape::D> K[Shape::kStages], V[Shape::kStages];
   Mbarrier q_full, q_empty;
   Mbarrier k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
+  Work work;  // to which Q belongs
 };
 
-// The producer, one thread: fills Q and the two rings, tile after tile of the output.
+// The producer, one thread: hands out the work, and fills Q and the two rings.
 template <class Shape, class T>
 __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a) {
   constexpr int kStages = Shape::kStages, kPanels = Shape::D / 64;
@@ -37,22 +40,31 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a)
       tma_load_3d(tiles[stage].panel[panel], &map, 64 * panel, key_tile * Shape::Bc, head, &full[stage]);
   };
 
-  unsigned q_turn = 0;
-  for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+  int tile = blockIdx.x;
+  for (unsigned q_turn = 0;; q_turn++) {
     const Work w = work_of<Shape>(tile, a);
-    if (w.key_tiles == 0) continue;
-    load(s.K, s.k_full, s.k_empty, a.K, turn, w.key_tiles - 1, w.kv_head);
-    mbarrier_wait(&s.q_empty, (q_turn++ & 1) ^ 1);
-    mbarrier_arrive_expect_tx(&s.q_full, sizeof s.Q);
-    for (int panel = 0; panel < kPanels; panel++)
-      tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
+    if (w.key_tiles > 0) load(s.K, s.k_full, s.k_empty, a.K, turn, w.key_tiles - 1, w.kv_head);
+    mbarrier_wait(&s.q_empty, (q_turn & 1) ^ 1);
+    s.work = w;
+    if (w.key_tiles == 0) {
+      mbarrier_arrive(&s.q_full);
+    } else {
+      mbarrier_arrive_expect_tx(&s.q_full, sizeof s.Q);
+      for (int panel = 0; panel < kPanels; panel++)
+        tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
+    }
+    if (w.head < 0) break;
 #pragma unroll 1  // unrolled it would need more registers than are left to it
     for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
       if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, turn + 1, j - 1, w.kv_head);
       load(s.V, s.v_full, s.v_empty, a.V, turn, j, w.kv_head);
     }
+    tile += gridDim.x;
   }
 }
+
+constexpr std::true_type kMasked;
+constexpr std::false_type kWhole;
 
 // A consumer warpgroup: 64 rows of Q against all their keys, from the last to the first.
 template <class Shape, class T>
@@ -68,12 +80,19 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   uint32_t P[Bc / 4];
   unsigned turn = 0;  // K and V tiles used up since the kernel began
 
+  const auto is_there = [&](Mbarrier* full, unsigned turn) {
+    return mbarrier_test(&full[turn % kStages], turn / kStages & 1);
+  };
   const auto wait = [&](Mbarrier* full, unsigned turn) { mbarrier_wait(&full[turn % kStages], turn / kStages & 1); };
   const auto release = [&](Mbarrier* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
   const auto take_turn = [&] { named_barrier_sync(1 + warpgroup, 256); };
   const auto pass_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % Shape::kConsumers, 256); };
+  const auto release_q = [&] {
+    __syncwarp();  // the whole warp has read s.work
+    release(&s.q_empty);
+  };
   const auto start_qk = [&](unsigned turn) {
     start_scores<Shape>(S, q_operand, k_operand + turn % kStages * (sizeof s.K[0] >> 4));
   };
@@ -82,58 +101,65 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   };
 
   if (warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is the first warpgroup's
-  unsigned q_turn = 0;
-  for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-    const Work w = work_of<Shape>(tile, a);
+  for (unsigned q_turn = 0;; q_turn++) {
+    mbarrier_wait(&s.q_full, q_turn & 1);
+    const Work w = s.work;
+    if (w.head < 0) break;
     const int row = w.row0 + row_in_tile;
-    const int all_see = seen_by(a, w.row0 + 64 * warpgroup);  // keys that no row of the warpgroup masks
+    const int whole = whole_tiles<Shape>(a, w.row0 + 64 * warpgroup);
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
-    const auto softmax = [&](int j) {  // S of tile j becomes P
+    const auto softmax = [&](auto masked, int j) {  // S of tile j becomes P
       const int key0 = j * Bc;
-      if (key0 + Bc > all_see) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+      if (masked.value) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
       softmax_tile(S, m, l, alpha, a.scale_log2);
       pack_weights<T>(P, S);
     };
 
     int j = w.key_tiles - 1;
     if (j >= 0) {
-      mbarrier_wait(&s.q_full, q_turn++ & 1);
       if (a.negative) turn_signs(s.Q, warpgroup);
       wait(s.k_full, turn);
       start_qk(turn);
       wgmma_wait<0>(S);
       release(&s.k_empty[turn % kStages]);
-      softmax(j);
-      while (--j >= 0) {
-        wait(s.k_full, turn + 1);
-        wait(s.v_full, turn);
+      softmax(kMasked, j);
+
+      const auto next_tile = [&](auto masked) {
+        const bool v_there = is_there(s.v_full, turn);
         take_turn();
         start_qk(turn + 1);
+        if (!v_there) wait(s.v_full, turn);
         start_pv(turn);
         pass_turn();
+        const bool k_there = j == 0 || is_there(s.k_full, turn + 2);
         wgmma_wait<0>(S);
         wgmma_wait<0>(O);
         release(&s.k_empty[(turn + 1) % kStages]);
         release(&s.v_empty[turn % kStages]);
-        softmax(j);
+        if (!k_there) wait(s.k_full, turn + 2);
+        softmax(masked, j);
         rescale(O, alpha);
         turn++;
-      }
-      release(&s.q_empty);
+      };
+      if (--j >= 0) wait(s.k_full, turn + 1);
+      for (; j >= 0 && j >= whole; j--) next_tile(kMasked);
+      for (; j >= 0; j--) next_tile(kWhole);
+      release_q();
       wait(s.v_full, turn);
       start_pv(turn);
       wgmma_wait<0>(O);
       release(&s.v_empty[turn++ % kStages]);
+    } else {
+      release_q();
     }
     store_output<Shape>(O, m, l, w.head, row, a);
   }
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(kThreads<Shape>, 1)
-    pingpong(const __grid_constant__ Arguments<typename Shape::T> a) {
+__global__ void __launch_bounds__(kThreads<Shape>, 1) pingpong(const __grid_constant__ Arguments<typename Shape::T> a) {
   Shared<Shape>& s = *dynamic_shared<Shared<Shape>>();
   if (threadIdx.x == 0) {
     mbarrier_init(&s.q_full, 1);

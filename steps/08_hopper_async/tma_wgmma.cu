@@ -3,9 +3,11 @@
 //     O = softmax(scale · Q Kᵀ) V      Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    LSE [B, Hq, Nq]    fp16 or bf16
 //
 // New since chapter 07:
-//   - One thread loads a whole tile, with one instruction for each 64 columns. The copy engine (TMA) computes addresses,
+//   - One thread loads a whole tile, with one instruction for each 64 columns. The copy engine (TMA) computes
+//   addresses,
 //     swizzles, fills with zeros past the end, and reports to an mbarrier in shared memory when the bytes are there.
-//   - A warpgroup, four warps, multiplies 64 rows by a whole tile. wgmma reads Q, K and V in shared memory itself; S, P and
+//   - A warpgroup, four warps, multiplies 64 rows by a whole tile. wgmma reads Q, K and V in shared memory itself; S, P
+//   and
 //     O are in registers.
 // K and V have two stages each: while one is used, the next tile arrives in the other.
 //
@@ -38,8 +40,8 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
   }
   __syncthreads();
 
-  // Thread 0 starts the copies: it tells the barrier how many bytes will come, then TMA to bring them. The ring is filled
-  // from the last key tile to the first; key tile j is turn key_tiles − 1 − j, and in stage turn % kStages.
+  // Thread 0 starts the copies: it tells the barrier how many bytes will come, then TMA to bring them. The ring is
+  // filled from the last key tile to the first; key tile j is turn key_tiles − 1 − j, and in stage turn % kStages.
   const auto load = [&](auto& tiles, Mbarrier* full, const TensorMap& map, int j, unsigned turn) {
     const int stage = turn % kStages;
     mbarrier_arrive_expect_tx(&full[stage], sizeof tiles[0]);
@@ -54,8 +56,8 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
     load(s.V, s.v_full, a.V, w.key_tiles - 1, 0);
   }
 
-  // A warpgroup has 64 rows of Q. Its index comes from lane 0, so that the compiler knows it to be the same in the whole
-  // warp, and the descriptors with it.
+  // A warpgroup has 64 rows of Q. Its index comes from lane 0, so that the compiler knows it to be the same in the
+  // whole warp, and the descriptors with it.
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   const int lane = threadIdx.x % 32, row_in_tile = 64 * warpgroup + threadIdx.x % 128 / 32 * 16 + lane / 4;
   const uint64_t q_operand = wgmma_operand(s.Q.panel[0][64 * warpgroup]);
@@ -74,13 +76,13 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
   };
 
   const int row = w.row0 + row_in_tile;
-  const int all_see = seen_by(a, w.row0 + 64 * warpgroup);  // keys that no row of the warpgroup masks
+  const int whole = whole_tiles<Shape>(a, w.row0 + 64 * warpgroup);
 #pragma unroll
   for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
   m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
   const auto softmax = [&](int j) {  // S of tile j becomes P
     const int key0 = j * Bc;
-    if (key0 + Bc > all_see) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+    if (j >= whole) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
     softmax_tile(S, m, l, alpha, a.scale_log2);
     pack_weights<T>(P, S);
   };

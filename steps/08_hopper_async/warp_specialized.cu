@@ -3,7 +3,8 @@
 //     O = softmax(scale · Q Kᵀ) V      Q, O [B, Hq, Nq, D]    K, V [B, Hkv, Nk, D]    LSE [B, Hq, Nq]    fp16 or bf16
 //
 // New since tma_wgmma.cu:
-//   - One more warpgroup, the producer. One of its threads does nothing but start copies. Consumers tell it by mbarriers,
+//   - One more warpgroup, the producer. One of its threads does nothing but start copies. Consumers tell it by
+//   mbarriers,
 //     the "empty" ones, that they are done with a stage, so they need not meet any more: no __syncthreads in the loop.
 //   - Registers move from the producer to the consumers (setmaxnreg).
 //   - Blocks stay: as many as there are multiprocessors, each doing one tile of the output after the other. While the
@@ -23,9 +24,10 @@ struct Shared {
   Tile<typename Shape::T, Shape::Bc, Shape::D> K[Shape::kStages], V[Shape::kStages];
   Mbarrier q_full, q_empty;
   Mbarrier k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
+  Work work;  // to which Q belongs
 };
 
-// The producer, one thread: fills Q and the two rings, tile after tile of the output.
+// The producer, one thread: hands out the work, and fills Q and the two rings.
 template <class Shape, class T>
 __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a) {
   constexpr int kStages = Shape::kStages, kPanels = Shape::D / 64;
@@ -39,20 +41,26 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a)
       tma_load_3d(tiles[stage].panel[panel], &map, 64 * panel, key_tile * Shape::Bc, head, &full[stage]);
   };
 
-  unsigned q_turn = 0;
-  for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+  int tile = blockIdx.x;
+  for (unsigned q_turn = 0;; q_turn++) {
     const Work w = work_of<Shape>(tile, a);
-    if (w.key_tiles == 0) continue;
-    load(s.K, s.k_full, s.k_empty, a.K, turn, w.key_tiles - 1, w.kv_head);
-    mbarrier_wait(&s.q_empty, (q_turn++ & 1) ^ 1);
-    mbarrier_arrive_expect_tx(&s.q_full, sizeof s.Q);
-    for (int panel = 0; panel < kPanels; panel++)
-      tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
+    if (w.key_tiles > 0) load(s.K, s.k_full, s.k_empty, a.K, turn, w.key_tiles - 1, w.kv_head);
+    mbarrier_wait(&s.q_empty, (q_turn & 1) ^ 1);
+    s.work = w;
+    if (w.key_tiles == 0) {
+      mbarrier_arrive(&s.q_full);
+    } else {
+      mbarrier_arrive_expect_tx(&s.q_full, sizeof s.Q);
+      for (int panel = 0; panel < kPanels; panel++)
+        tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
+    }
+    if (w.head < 0) break;
 #pragma unroll 1  // unrolled it would need more registers than are left to it
     for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
       if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, turn + 1, j - 1, w.kv_head);
       load(s.V, s.v_full, s.v_empty, a.V, turn, j, w.kv_head);
     }
+    tile += gridDim.x;
   }
 }
 
@@ -74,6 +82,10 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   const auto release = [&](Mbarrier* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
+  const auto release_q = [&] {
+    __syncwarp();  // the whole warp has read s.work
+    release(&s.q_empty);
+  };
   const auto start_qk = [&](unsigned turn) {
     start_scores<Shape>(S, q_operand, k_operand + turn % kStages * (sizeof s.K[0] >> 4));
   };
@@ -81,23 +93,23 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
     start_weighted_sum<Shape>(O, P, v_operand + turn % kStages * (sizeof s.V[0] >> 4));
   };
 
-  unsigned q_turn = 0;
-  for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-    const Work w = work_of<Shape>(tile, a);
+  for (unsigned q_turn = 0;; q_turn++) {
+    mbarrier_wait(&s.q_full, q_turn & 1);
+    const Work w = s.work;
+    if (w.head < 0) break;
     const int row = w.row0 + row_in_tile;
-    const int all_see = seen_by(a, w.row0 + 64 * warpgroup);  // keys that no row of the warpgroup masks
+    const int whole = whole_tiles<Shape>(a, w.row0 + 64 * warpgroup);
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     const auto softmax = [&](int j) {  // S of tile j becomes P
       const int key0 = j * Bc;
-      if (key0 + Bc > all_see) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+      if (j >= whole) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
       softmax_tile(S, m, l, alpha, a.scale_log2);
       pack_weights<T>(P, S);
     };
 
     if (w.key_tiles > 0) {
-      mbarrier_wait(&s.q_full, q_turn++ & 1);
       if (a.negative) turn_signs(s.Q, warpgroup);
       for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
         wait(s.k_full, turn);
@@ -111,8 +123,8 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
         wgmma_wait<0>(O);
         release(&s.v_empty[turn % kStages]);
       }
-      release(&s.q_empty);
     }
+    release_q();
     store_output<Shape>(O, m, l, w.head, row, a);
   }
 }
@@ -144,7 +156,8 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
 template <class Shape>
 void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   const auto a = arguments_of<Shape>(p, t);
-  launch(warp_specialized<Shape>, std::min(a.tiles, multiprocessors()), kThreads<Shape>, sizeof(Shared<Shape>), stream, a);
+  launch(warp_specialized<Shape>, std::min(a.tiles, multiprocessors()), kThreads<Shape>, sizeof(Shared<Shape>), stream,
+         a);
 }
 
 template <class T>

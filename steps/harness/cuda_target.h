@@ -42,6 +42,21 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
   check_cuda(cudaGetLastError(), "kernel launch");
 }
 
+// The same for a kernel that calls grid_dependency_wait() (hopper.h) before it reads what the kernel launched before it on
+// this stream writes: it need not wait for that one's end to begin. For GPUs from sm_90 on.
+template <class... Params, class... Args>
+void launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream stream, Args&&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;  // nothing to do
+  check_launch(reinterpret_cast<const void*>(kernel), grid, block, smem_bytes);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = smem_bytes, config.stream = stream;
+  config.attrs = &early, config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...), "kernel launch");
+}
+
 // The block's dynamic shared memory, as much as launch() was given.
 template <class T>
 __device__ T* dynamic_shared() {

@@ -90,6 +90,12 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
                   .argument_bytes = sizeof call});
 }
 
+// Here a launch returns when the grid is done: nothing can begin early.
+template <class... Params, class... Args>
+void launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream stream, Args&&... args) {
+  launch(kernel, grid, block, smem_bytes, stream, std::forward<Args>(args)...);
+}
+
 // The block's dynamic shared memory, as much as launch() was given.
 template <class T>
 T* dynamic_shared() {
