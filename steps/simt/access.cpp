@@ -3,6 +3,7 @@
 // Observed kernel files are compiled with -fsanitize=thread, which puts a call of a __tsan_ function before each access
 // to memory that others could see. The program is not linked with the thread sanitizer; these functions are ours.
 // -fsanitize=bounds adds calls where an index leaves an array of fixed size.
+#include <algorithm>
 #include <cstring>
 
 #include "simt/observer.h"
@@ -23,17 +24,30 @@ bool all_written(const uint8_t* written) {
   return std::memcmp(written, kAll, kSize) == 0;
 }
 
+// Whether a copy has still to fill any of them.
+template <unsigned kSize>
+bool any_in_flight(const uint8_t* written) {
+  if constexpr (kSize == 16) return any_in_flight<8>(written) || any_in_flight<8>(written + 8);
+  uint64_t states = 0;
+  std::memcpy(&states, written, std::min(kSize, 8u));
+  return states & kInFlight * 0x0101010101010101u;
+}
+
 }  // namespace
 
 void Observer::resume(int thread) {
-  observing = this;
   me_ = thread;
   turn_ = kAccessesPerTurn;
 }
 
+inline void Observer::end_turn() {
+  if (--turn_ == 0) block_.yield();
+}
+
 // Does this one's access come without order after an earlier one of another thread?
 inline bool Observer::conflicts(Moment earlier) const {
-  return earlier.block() != order_.block() || !order_.ordered(earlier, me_);
+  if (earlier.block() == order_.block() && order_.ordered(earlier, me_)) return false;
+  return acquired_.empty() || !flags_cover(earlier);
 }
 
 // Checks one cell against this access, and notes the access there. After a read by one thread and another one by a
@@ -58,7 +72,9 @@ SIMT_INLINE void Observer::check_cell(const Site& site, Cell& cell, uintptr_t ad
                      std::memory_order_relaxed);
   } else {
     if (is_mine(read)) return;  // nothing can have happened since
-    if (write >= floor && !is_mine(write) && conflicts(Moment(write))) race(site, address, Moment(write), true, false);
+    if (write >= floor && !is_mine(write) && !(atomic && (write & Moment::kFlag)) && conflicts(Moment(write)))
+      race(site, address, Moment(write), true, atomic);
+    if (atomic) return;  // of those that read atomically none is remembered
     const bool others = read >= floor && conflicts(Moment(read));
     cell.read.store(stamp | site.number << Moment::kSiteShift | (others ? Moment::kFlag : 0),
                     std::memory_order_relaxed);
@@ -70,6 +86,7 @@ SIMT_INLINE void Observer::check_cell(const Site& site, Cell& cell, uintptr_t ad
 template <unsigned kSize, bool kWrite>
 SIMT_INLINE void Observer::check_order(const Site& site, uintptr_t address, bool atomic) {
   Region& region = *site.region;
+  if (kWrite && product_groups_ > 0 && &region == &dynamic_) check_product_reads(site, address, kSize);
   if constexpr (kSize >= 4) {
     Cell* cells = region.words(address);
     for (unsigned i = 0; i < kSize / 4; ++i) check_cell<kWrite>(site, cells[i], address + 4 * i, atomic);
@@ -86,6 +103,19 @@ SIMT_INLINE void Observer::check_order(const Site& site, uintptr_t address, bool
   Cell* cells = region.byte_cells(address);
   for (unsigned i = 0; i < kSize; ++i) check_cell<kWrite>(site, cells[i], address + i, atomic);
 }
+
+// The same for many bytes at once, as far as they fill words.
+template <bool kWrite>
+void Observer::check_range(const Site& site, uintptr_t address, size_t bytes, bool atomic) {
+  Region& region = *site.region;
+  const uintptr_t begin = (address + 3) & ~uintptr_t(3), end = (address + bytes) & ~uintptr_t(3);
+  if (kWrite && product_groups_ > 0 && &region == &dynamic_) check_product_reads(site, address, bytes);
+  for (uintptr_t word = begin; word < end; word += 4) check_cell<kWrite>(site, *region.words(word), word, atomic);
+  if (!region.has_byte_cells()) return;
+  for (uintptr_t byte = begin; byte < end; ++byte) check_cell<kWrite>(site, *region.byte_cells(byte), byte, atomic);
+}
+template void Observer::check_range<false>(const Site&, uintptr_t, size_t, bool);
+template void Observer::check_range<true>(const Site&, uintptr_t, size_t, bool);
 
 template <unsigned kSize, bool kWrite>
 inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
@@ -105,20 +135,22 @@ inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
   stream.add(lane, uint32_t(address), lanes_of_warp_[warp], [&](const Request& request) { retire(*site, request); });
 
   uint8_t* written = site->region->written(address);
-  if ((!kWrite || atomic) && !all_written<kSize>(written) && site->region->checks_writing)
+  const bool in_flight = site->region->has_copies && any_in_flight<kSize>(written);
+  if (in_flight) {
+    unfinished(*site, address);
+  } else if ((!kWrite || atomic) && !all_written<kSize>(written) && site->region->checks_writing) {
     uninitialised(*site, address);
-  if (kWrite) std::memset(written, 1, kSize);
-
-  check_order<kSize, kWrite>(*site, address, atomic);
-
-  if (--turn_ == 0) {
-    observing = nullptr;
-    block_.yield();  // sets it anew
   }
+  if (kWrite) std::memset(written, kWritten, kSize);
+
+  if (!in_flight) check_order<kSize, kWrite>(*site, address, atomic);
 }
 
 template void Observer::access<4, true>(uintptr_t, const void*, bool);
+template void Observer::access<4, false>(uintptr_t, const void*, bool);
 template void Observer::access<8, true>(uintptr_t, const void*, bool);
+template void Observer::access<16, true>(uintptr_t, const void*, bool);
+template void Observer::access<16, false>(uintptr_t, const void*, bool);
 
 }  // namespace simt
 
@@ -128,7 +160,10 @@ namespace {
 
 template <unsigned kSize, bool kWrite>
 inline __attribute__((always_inline)) void report_access(const void* address, const void* code) {
-  if (simt::Observer* observer = simt::observing) observer->access<kSize, kWrite>(uintptr_t(address), code, false);
+  simt::Observer* observer = simt::observing;
+  if (!observer) return;
+  observer->access<kSize, kWrite>(uintptr_t(address), code, false);
+  observer->end_turn();
 }
 
 // A copy of a struct whose size is no power of two, taken as one of words, or of bytes.
@@ -145,7 +180,6 @@ void report_range(const void* begin, size_t bytes, bool write, const void* code)
 
 }  // namespace
 
-#define SIMT_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
 #define SIMT_DEFINE_HOOKS(size)                                                                         \
   void __tsan_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); }           \
   void __tsan_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }           \

@@ -14,6 +14,9 @@
 #include "simt/findings.h"
 #include "simt/symbols.h"
 
+// In a function that kernels call and that is never inlined: where in the kernel.
+#define SIMT_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
+
 namespace simt {
 
 constexpr int kWarpSize = 32;
@@ -34,7 +37,17 @@ struct Fiber {
   unsigned wait_value = 0;
   const char* wait_what = "";
   const void* wait_code = nullptr;
+  // Asks for the same things again and again: it can run, but that brings nothing unless another one does something.
+  bool polling = false;
+  struct Answer {
+    const void* address;
+    uint64_t value;
+  } answers[2] = {};   // to the last two different questions
+  unsigned polls = 0;  // how often they were the same
 
+  bool polls_at(const void* address) const {
+    return polling && (answers[0].address == address || answers[1].address == address);
+  }
   bool ready() const { return !done && (!wait_word || *wait_word != wait_value); }
 };
 
@@ -59,10 +72,13 @@ struct Warp {
 
 // What is counted whether or not code is observed.
 struct CollectiveCounts {
-  uint64_t block_barriers = 0, warp_barriers = 0, shuffles = 0, votes = 0, atomics = 0;
+  uint64_t block_barriers = 0, warp_barriers = 0, named_barriers = 0, mbarrier_waits = 0;
+  uint64_t shuffles = 0, votes = 0, atomics = 0;
+  uint64_t async_copies = 0, bulk_copies = 0, matrix_flops = 0;
 };
 
 class Observer;
+struct AsyncState;
 
 // Runs blocks of a grid one after the other on the calling OS thread. It plays the part of a GPU's multiprocessor.
 class BlockRunner {
@@ -81,6 +97,9 @@ class BlockRunner {
   // Another fiber's turn.
   void yield();
   void wait_while(const unsigned* word, unsigned value, const char* what, const void* code);
+  // To be called when a thread has asked for something that others may change: if the answer has been the same many
+  // times, the others get a turn. Returns whether they did.
+  bool polled(const void* address, uint64_t answer, const char* what, const void* code);
   // Takes part in a meeting of `expected` threads. The last one calls `act`, which may read and write what all brought.
   // Returns whether this was the last.
   using Act = void (*)(Meeting& meeting, unsigned mask);
@@ -91,6 +110,9 @@ class BlockRunner {
 
   std::string who() const;  // block and thread that runs
   std::string describe_thread(int id) const;
+  // Whether so many bytes are shared memory that this block may have.
+  bool is_shared(const void* address, size_t bytes) const;
+  size_t dynamic_bytes() const { return launch_->smem_bytes; }
   int lanes_in(int warp) const;  // of the warp's 32, how many there are in this block
 
   int threads = 0;
@@ -102,6 +124,7 @@ class BlockRunner {
   Meeting barrier;
   Fiber* running = nullptr;  // null while the executor itself runs
   CollectiveCounts counts;
+  std::unique_ptr<AsyncState> async;   // what is under way beside the threads
   std::unique_ptr<Observer> observer;  // made for the first observed launch
   bool observed = false;               // whether the present launch is
 
@@ -110,6 +133,7 @@ class BlockRunner {
   bool run_warp(int warp, int& left);
   void reset_fibers();
   void note_deadlock();
+  bool is_polling() const;
 
   const Launch* launch_ = nullptr;
   ThreadStorage statics_;      // holds this OS thread's static shared variables

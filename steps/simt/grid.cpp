@@ -9,6 +9,7 @@
 #include "harness/error.h"
 #include "simt/block.h"
 #include "simt/findings.h"
+#include "simt/flags.h"
 #include "simt/observer.h"
 #include "simt/symbols.h"
 
@@ -140,7 +141,10 @@ void run_grid(const Launch& launch) {
   std::mutex counting;
   Counters of_launch;
   of_launch.launches = 1;
-  pool().run(int(std::min<uint64_t>(blocks, uint64_t(worker_count()))), [&](BlockRunner& runner) {
+  const int workers = int(std::min<uint64_t>(blocks, uint64_t(worker_count())));
+  forget_flags();
+  grid_progress::begin(workers);
+  pool().run(workers, [&](BlockRunner& runner) {
     runner.begin(launch);
     for (uint64_t number; !enough_found() && (number = next_block++) < blocks;) {
       const unsigned x = unsigned(number % launch.grid.x);
@@ -148,6 +152,7 @@ void run_grid(const Launch& launch) {
       const unsigned z = unsigned(number / launch.grid.x / launch.grid.y);
       runner.run_block({x, y, z}, number);
     }
+    grid_progress::worker_ends();
     if (!launch.observed) return;
     std::lock_guard lock(counting);
     runner.observer->end_launch(of_launch);
@@ -156,6 +161,11 @@ void run_grid(const Launch& launch) {
     of_launch.shuffles += runner.counts.shuffles;
     of_launch.votes += runner.counts.votes;
     of_launch.atomics += runner.counts.atomics;
+    of_launch.named_barriers += runner.counts.named_barriers;
+    of_launch.mbarrier_waits += runner.counts.mbarrier_waits;
+    of_launch.async_copies += runner.counts.async_copies;
+    of_launch.bulk_copies += runner.counts.bulk_copies;
+    of_launch.matrix_flops += runner.counts.matrix_flops;
   });
   if (launch.observed) {
     total += of_launch;
@@ -189,6 +199,11 @@ Counters& Counters::operator+=(const Counters& other) {
   shuffles += other.shuffles;
   votes += other.votes;
   atomics += other.atomics;
+  named_barriers += other.named_barriers;
+  mbarrier_waits += other.mbarrier_waits;
+  async_copies += other.async_copies;
+  bulk_copies += other.bulk_copies;
+  matrix_flops += other.matrix_flops;
   for (const SiteTraffic& site : other.sites) {
     const auto same = [&](const SiteTraffic& s) { return s.code == site.code && s.shared == site.shared; };
     const auto known = std::find_if(sites.begin(), sites.end(), same);
