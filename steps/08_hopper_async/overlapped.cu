@@ -68,6 +68,23 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a,
   }
 }
 
+// S once more, when K's stage in the ring has been given back already: dot products of the thread's two rows of Q, in
+// shared memory, and its columns of the tile of K, in global memory. Slow, and next to never needed.
+template <class Shape, class T>
+__device__ __forceinline__ void scores_by_hand(float (&S)[Shape::Bc / 2], const Tile<T, Shape::Br, Shape::D>& Q,
+                                               int row, const T* K) {
+  K += threadIdx.x % 4 * 2 * Shape::D;
+#pragma unroll
+  for (int i = 0; i < Shape::Bc / 2; i++) S[i] = 0.0f;
+#pragma unroll 1
+  for (int d = 0; d < Shape::D; d++) {
+    const int at = (d / 8 % 8 ^ row % 8) * 8 + d % 8;  // swizzled: piece p of row r is at p ^ r % 8
+    const float q[2] = {float(Q.panel[d / 64][row][at]), float(Q.panel[d / 64][row + 8][at])};
+#pragma unroll
+    for (int i = 0; i < Shape::Bc / 2; i++) S[i] += q[row_of(i)] * float(K[(8 * (i / 4) + (i & 1)) * Shape::D + d]);
+  }
+}
+
 // The softmax of a tile with the maximum of the tiles before. It may be used while every row of the warp has one, and
 // no steep one (kSteep). Returns whether O must be rescaled by alpha. By how much a row's largest score may exceed the
 // old maximum, in powers of 2:
@@ -109,6 +126,8 @@ __device__ __forceinline__ bool softmax_ahead(float (&S)[Shape::Bc / 2], float (
   return true;
 }
 
+// Tiles with and without a mask have loops of their own: a branch in the loop would keep the compiler from mixing the
+// instructions on its two sides.
 constexpr std::true_type kMasked;
 constexpr std::false_type kWhole;
 
@@ -134,7 +153,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
     if (lane == 0) mbarrier_arrive(empty);
   };
   const auto release_q = [&] {
-    __syncwarp();  // the whole warp has read s.work
+    __syncwarp();  // the whole warp has read s.work, and what it needed of Q
     release(&s.q_empty);
   };
   const auto take_turn = [&] { named_barrier_sync(1 + warpgroup, 256); };
@@ -158,23 +177,13 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     bool ahead = false;  // softmax_ahead may be used
 
-    // S of tile j becomes P. K may be gone by then: if S is needed again, the dot products are made by hand.
+    // S of tile j becomes P.
     const auto softmax = [&](auto masked, int j) -> bool {
       const int key0 = j * Bc;
       bool grew = true;
       if (!masked.value && ahead) {
         grew = softmax_ahead<Shape>(S, m, l, alpha, a.scale_log2, [&] {
-          const T* k = a.K_rows + (size_t(s.work.kv_head) * a.p.Nk + key0 + lane % 4 * 2) * D;
-#pragma unroll
-          for (int i = 0; i < Bc / 2; i++) S[i] = 0.0f;
-#pragma unroll 1
-          for (int d = 0; d < D; d++) {  // swizzled: piece d / 8 of a panel's row is at piece d / 8 ^ row % 8
-            const int at = (d / 8 % 8 ^ lane / 4) * 8 + d % 8;
-            const float q[2] = {float(s.Q.panel[d / 64][row_in_tile][at]),
-                                float(s.Q.panel[d / 64][row_in_tile + 8][at])};
-#pragma unroll
-            for (int i = 0; i < Bc / 2; i++) S[i] += q[row_of(i)] * float(k[(8 * (i / 4) + (i & 1)) * D + d]);
-          }
+          scores_by_hand<Shape>(S, s.Q, row_in_tile, a.K_rows + (size_t(s.work.kv_head) * a.p.Nk + key0) * D);
         });
       } else {
         if (masked.value) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);

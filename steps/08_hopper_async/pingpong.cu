@@ -63,6 +63,8 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a)
   }
 }
 
+// Tiles with and without a mask have loops of their own: a branch in the loop would keep the compiler from mixing the
+// instructions on its two sides.
 constexpr std::true_type kMasked;
 constexpr std::false_type kWhole;
 
