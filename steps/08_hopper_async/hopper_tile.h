@@ -21,7 +21,7 @@ struct Shape {
 // Registers of a thread. A kernel of 384, 512 or 640 threads is launched with 168, 128 or 96 for each; a producer needs
 // few, and gives the rest of its to the consumers (setmaxnreg).
 template <class Shape>
-constexpr int kProducerRegisters = Shape::kConsumers == 2 ? 24 : 32;
+constexpr int kProducerRegisters = Shape::kConsumers == 2 ? 40 : 32;
 template <class Shape>
 constexpr int kConsumerRegisters = Shape::kConsumers == 2   ? 240
                                    : Shape::kConsumers == 3 ? 160
@@ -130,11 +130,16 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// 2^((s − m)·c) is computed as 2^(s·c − m·c), one multiply-add. m·c is rounded, and the exponent is off by as much: up
+// to 2^-14 if |m·c| is this large. Rows beyond it take the difference first.
+constexpr float kSteep = 1024.0f;
+
 // Online softmax: S becomes P. m is the maximum of a row's scores so far, l the sum of P so far over this thread's own
 // columns; O, like l, is to be multiplied by alpha.
 template <int n>
 __device__ __forceinline__ void softmax_tile(float (&S)[n], float (&m)[2], float (&l)[2], float (&alpha)[2],
                                              float scale_log2) {
+  float from[2], shift[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float x0 = S[2 * r], x1 = S[2 * r + 1];
@@ -142,12 +147,21 @@ __device__ __forceinline__ void softmax_tile(float (&S)[n], float (&m)[2], float
     for (int i = 4; i < n; i += 4) x0 = fmaxf(x0, S[i + 2 * r]), x1 = fmaxf(x1, S[i + 2 * r + 1]);
     const float old = m[r];
     m[r] = fmaxf(old, row_max(fmaxf(x0, x1)));
-    const float from = m[r] == -INFINITY ? 0.0f : m[r];  // no key seen yet: ∞ − ∞ is not a number
-    alpha[r] = exp2_fast((old - from) * scale_log2);
+    from[r] = m[r] == -INFINITY ? 0.0f : m[r];  // no key seen yet: ∞ − ∞ is not a number
+    shift[r] = from[r] * scale_log2;
+    alpha[r] = exp2_fast((old - from[r]) * scale_log2);
+  }
+  if (fmaxf(fabsf(shift[0]), fabsf(shift[1])) > kSteep) {
+#pragma unroll
+    for (int i = 0; i < n; i++) S[i] -= from[row_of(i)];
+    shift[0] = shift[1] = 0.0f;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
     float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
     for (int i = 2 * r; i < n; i += 4) {
-      S[i] = exp2_fast((S[i] - from) * scale_log2), S[i + 1] = exp2_fast((S[i + 1] - from) * scale_log2);
+      S[i] = exp2_fast(fmaf(S[i], scale_log2, -shift[r])), S[i + 1] = exp2_fast(fmaf(S[i + 1], scale_log2, -shift[r]));
       sum0 += S[i], sum1 += S[i + 1];
     }
     l[r] = l[r] * alpha[r] + (sum0 + sum1);

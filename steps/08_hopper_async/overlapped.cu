@@ -57,14 +57,19 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a,
         tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
     }
     if (w.head < 0) break;
-#pragma unroll 1  // unrolled it would need more registers than are left to it
+    // Taken late, before the last loads: the block that is free first gets the longest tile that is left.
+    const auto take_next = [&] {
+      if (a.p.causal && q_turn == 0) grid_dependency_wait();  // the counter is ready
+      tile = gridDim.x + (a.p.causal ? atomicAdd(counter, 1) : tile);
+    };
+    if (w.key_tiles == 0) take_next();
     for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
-      if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, turn + 1, j - 1, w.kv_head);
+      if (j > 0)
+        load(s.K, s.k_full, s.k_empty, a.K, turn + 1, j - 1, w.kv_head);
+      else
+        take_next();
       load(s.V, s.v_full, s.v_empty, a.V, turn, j, w.kv_head);
     }
-    // Taken late, with the last loads under way: the block that is free first gets the longest tile that is left.
-    if (a.p.causal && q_turn == 0) grid_dependency_wait();  // the counter is ready
-    tile = gridDim.x + (a.p.causal ? atomicAdd(counter, 1) : tile);
   }
 }
 
@@ -85,18 +90,16 @@ __device__ __forceinline__ void scores_by_hand(float (&S)[Shape::Bc / 2], const 
   }
 }
 
-// The softmax of a tile with the maximum of the tiles before. It may be used while every row of the warp has one, and
-// no steep one (kSteep). Returns whether O must be rescaled by alpha. By how much a row's largest score may exceed the
-// old maximum, in powers of 2:
-constexpr float kNoMatter = 8.0f;    // P up to 2^8: as exact as P up to 1
+// The softmax of a tile with the maximum of the tiles before. Returns whether O must be rescaled by alpha. What matters
+// is by how much a score exceeds that maximum, in powers of 2. A thread accepts up to `limit`: kNoMatter, where P is at
+// most 2^8 and as exact as P up to 1; or −∞ if one of its rows is steep or has no maximum yet.
+constexpr float kNoMatter = 8.0f;
 constexpr float kTooLarge = 100.0f;  // up to here P, in fp32, can still be scaled down
-// 2^((s − m)·c) is computed as 2^(s·c − m·c), one multiply-add. m·c is rounded, so the exponent is off by up to 2^-14
-// if m·c is as large as this. Rows beyond it take the difference first, in softmax_tile.
-constexpr float kSteep = 1024.0f;
 
 template <class Shape, class Recompute>
 __device__ __forceinline__ bool softmax_ahead(float (&S)[Shape::Bc / 2], float (&m)[2], float (&l)[2],
-                                              float (&alpha)[2], float scale_log2, const Recompute& recompute) {
+                                              float (&alpha)[2], float limit, float scale_log2,
+                                              const Recompute& recompute) {
   float x[4], sum[4] = {};  // maximum and sum of even and odd columns of row g, of row g + 8
   const float shift[2] = {m[0] * scale_log2, m[1] * scale_log2};
 #pragma unroll
@@ -106,11 +109,11 @@ __device__ __forceinline__ bool softmax_ahead(float (&S)[Shape::Bc / 2], float (
     sum[i & 3] += S[i];
   }
   const float grew = fmaxf(fmaxf(x[0], x[1]) - m[0], fmaxf(x[2], x[3]) - m[1]) * scale_log2;
-  if (!__any_sync(~0u, grew > kNoMatter)) {
+  if (!__any_sync(~0u, grew > limit)) {
     l[0] += sum[0] + sum[1], l[1] += sum[2] + sum[3];
     return false;
   }
-  if (__any_sync(~0u, grew > kTooLarge)) {
+  if (__any_sync(~0u, grew > kTooLarge || limit < kNoMatter)) {
     recompute();
     softmax_tile(S, m, l, alpha, scale_log2);
     return true;
@@ -175,21 +178,21 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
-    bool ahead = false;  // softmax_ahead may be used
+    float limit = -INFINITY;  // softmax_ahead
 
     // S of tile j becomes P.
     const auto softmax = [&](auto masked, int j) -> bool {
       const int key0 = j * Bc;
       bool grew = true;
-      if (!masked.value && ahead) {
-        grew = softmax_ahead<Shape>(S, m, l, alpha, a.scale_log2, [&] {
+      if (!masked.value) {
+        grew = softmax_ahead<Shape>(S, m, l, alpha, limit, a.scale_log2, [&] {
           scores_by_hand<Shape>(S, s.Q, row_in_tile, a.K_rows + (size_t(s.work.kv_head) * a.p.Nk + key0) * D);
         });
       } else {
-        if (masked.value) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+        mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
         softmax_tile(S, m, l, alpha, a.scale_log2);
       }
-      if (grew) ahead = __all_sync(~0u, fmaxf(fabsf(m[0]), fabsf(m[1])) * a.scale_log2 <= kSteep);
+      if (grew) limit = fmaxf(fabsf(m[0]), fabsf(m[1])) * a.scale_log2 <= kSteep ? kNoMatter : -INFINITY;
       return grew;
     };
 
@@ -283,13 +286,10 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
 // The shapes that were fastest on an H200.
 template <class T>
 void forward_for(const Problem& p, const Tensors& t, Stream stream) {
-  //                                                        D  warpgroups Bc stages
+  //                                                        D  warpgroups  Bc  stages
   if (p.D == 64) return forward_with<Shape<T, 64, 4, 64, 4>>(p, t, stream);
-  if (p.D == 256)
-    return p.causal ? forward_with<Shape<T, 256, 2, 64>>(p, t, stream)
-                    : forward_with<Shape<T, 256, 2, 80>>(p, t, stream);
-  if (p.causal && p.Nk <= 4096) return forward_with<Shape<T, 128, 2, 128>>(p, t, stream);
-  if (!p.causal && p.Nk < 2048) return forward_with<Shape<T, 128, 2, 176>>(p, t, stream);
+  if (p.D == 256) return forward_with<Shape<T, 256, 2, 64, 2>>(p, t, stream);
+  if (p.Nk < 2048 || (p.causal && p.Nk <= 4096)) return forward_with<Shape<T, 128, 2, 128, 2>>(p, t, stream);
   if (p.causal) return forward_with<Shape<T, 128, 3, 80, 2>>(p, t, stream);
   forward_with<Shape<T, 128, 3, 80, 3>>(p, t, stream);
 }

@@ -55,7 +55,6 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a)
         tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
     }
     if (w.head < 0) break;
-#pragma unroll 1  // unrolled it would need more registers than are left to it
     for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
       if (j > 0) load(s.K, s.k_full, s.k_empty, a.K, turn + 1, j - 1, w.kv_head);
       load(s.V, s.v_full, s.v_empty, a.V, turn, j, w.kv_head);
