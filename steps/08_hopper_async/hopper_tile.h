@@ -36,8 +36,8 @@ struct alignas(1024) Tile {
 // What a kernel is told. TMA wants its tensor maps in the parameters of the kernel, so all of it is one parameter.
 template <class T>
 struct Arguments {
-  TensorMap Q, K, V;  // [heads][rows][D], batch and heads as one axis
-  const T* K_rows;
+  TensorMap Q, K, V;                  // [heads][rows][D], batch and heads as one axis
+  const T *Q_rows, *K_rows, *V_rows;  // the same for plain loads
   T* O;
   float* LSE;
   Problem p;
@@ -193,12 +193,47 @@ __device__ __forceinline__ void turn_signs(Tile<T, Br, D>& Q, int warpgroup) {
   named_barrier_sync(8 + warpgroup, 128);
 }
 
+// A key that a row does not see must not reach it, whatever is in it. Masked weights are 0, and to a tensor core 0 ·
+// NaN is NaN. So under a causal mask a row that is not finite in the end is summed again, by hand, over the keys that
+// it sees: it may be a NaN of its own. One multiply-add for each element of O tells.
+template <class Shape, class T>
+__device__ __forceinline__ void leave_out_unseen(float (&O)[Shape::D / 2], const float (&m)[2], int head, int row,
+                                                 const Arguments<T>& a) {
+  constexpr int D = Shape::D;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float zero = 0.0f;
+#pragma unroll
+    for (int i = 0; i < D / 2; i++)
+      if (row_of(i) == r) zero = fmaf(O[i], 0.0f, zero);
+    if (zero == 0.0f || row + 8 * r >= a.p.Nq) continue;
+
+    const T* q = a.Q_rows + (size_t(head) * a.p.Nq + row + 8 * r) * D;
+    const size_t first_key = size_t(head / (a.p.Hq / a.p.Hkv)) * a.p.Nk;
+    const T *k = a.K_rows + first_key * D, *v = a.V_rows + first_key * D + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < D / 2; i++)
+      if (row_of(i) == r) O[i] = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < seen_by(a, row + 8 * r); j++, k += D, v += D) {
+      float s = 0.0f;
+#pragma unroll 1
+      for (int d = 0; d < D; d++) s += float(q[d]) * float(k[d]);
+      const float weight = exp2_fast(((a.negative ? -s : s) - m[r]) * a.scale_log2);
+#pragma unroll
+      for (int i = 0; i < D / 2; i++)
+        if (row_of(i) == r) O[i] += weight * float(v[8 * (i / 4) + (i & 1)]);
+    }
+  }
+}
+
 // ---- The way out: O / l and LSE. `row` is the first of the thread's two rows. The four lanes of a row hold 8
 // neighbouring columns in pieces of 4 bytes; they transpose four such groups among themselves, so that each stores 16
 // bytes.
 template <class Shape, class T>
-__device__ __forceinline__ void store_output(const float (&O)[Shape::D / 2], const float (&m)[2], const float (&l)[2],
+__device__ __forceinline__ void store_output(float (&O)[Shape::D / 2], const float (&m)[2], const float (&l)[2],
                                              int head, int row, const Arguments<T>& a) {
+  if (a.p.causal) leave_out_unseen<Shape>(O, m, head, row, a);
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -236,7 +271,8 @@ Arguments<typename Shape::T> arguments_of(const Problem& p, const Tensors& t) {
   a.Q = tensor_map<T>(t.Q, q_size, Shape::Br);
   a.K = tensor_map<T>(p.Nk > 0 ? t.K : t.Q, kv_size, Shape::Bc);  // without keys nothing is read, but a map needs a row
   a.V = tensor_map<T>(p.Nk > 0 ? t.V : t.Q, kv_size, Shape::Bc);
-  a.K_rows = static_cast<const T*>(t.K), a.O = static_cast<T*>(t.O), a.LSE = static_cast<float*>(t.LSE);
+  a.Q_rows = static_cast<const T*>(t.Q), a.K_rows = static_cast<const T*>(t.K);
+  a.V_rows = static_cast<const T*>(t.V), a.O = static_cast<T*>(t.O), a.LSE = static_cast<float*>(t.LSE);
   a.p = p;
   a.negative = p.scale < 0;
   // Scale 0 would make NaN of a masked −∞; the smallest number there is makes every visible score 0 just as well.
