@@ -29,6 +29,9 @@ void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes);
 // Bytes of shared memory that a block of the GPU in use may have at most. (gpu_device.cu)
 size_t shared_memory_limit();
 
+// How many multiprocessors the GPU in use has: a kernel that keeps its blocks running starts so many. (gpu_device.cu)
+int multiprocessors();
+
 // Launches `kernel` on `grid` blocks of `block` threads with `smem_bytes` of dynamic shared memory, asynchronously.
 // More than 48 KB of shared memory is opted in to here. Throws Error if the GPU cannot run such a launch at all.
 template <class... Params, class... Args>
@@ -37,6 +40,21 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
   check_launch(reinterpret_cast<const void*>(kernel), grid, block, smem_bytes);
   kernel<<<grid, block, smem_bytes, stream>>>(std::forward<Args>(args)...);
   check_cuda(cudaGetLastError(), "kernel launch");
+}
+
+// The same for a kernel that calls grid_dependency_wait() (hopper.h) before it reads what the kernel launched before it on
+// this stream writes: it need not wait for that one's end to begin. For GPUs from sm_90 on.
+template <class... Params, class... Args>
+void launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream stream, Args&&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;  // nothing to do
+  check_launch(reinterpret_cast<const void*>(kernel), grid, block, smem_bytes);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = smem_bytes, config.stream = stream;
+  config.attrs = &early, config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...), "kernel launch");
 }
 
 // The block's dynamic shared memory, as much as launch() was given.

@@ -149,6 +149,14 @@ __device__ __forceinline__ void store_release(int* p, int x) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
+// ---- A kernel that was started by launch_early() may run beside the one before it on its stream, once all blocks of that
+// one have called grid_dependency_launch() or ended. grid_dependency_wait() waits for its end, and makes what it wrote
+// visible (9.7.13.13).
+__device__ __forceinline__ void grid_dependency_launch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- Registers (9.7.19.5): a warpgroup gives registers back, another takes them. The kernel needs
 // __launch_bounds__(threads, 1), and the sum must stay within what the block was launched with, else it waits for ever.
 template <int kRegisters>

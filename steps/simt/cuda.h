@@ -72,6 +72,9 @@ constexpr Target kTarget = Target::FLASH_TARGET;
 // Bytes of shared memory that a block may have at most.
 inline size_t shared_memory_limit() { return simt::shared_memory_limit(); }
 
+// Kernels that keep their blocks running start so many: few, so that each has several tiles to do.
+inline int multiprocessors() { return 4; }
+
 // Runs `kernel` on `grid` blocks of `block` threads with `smem_bytes` of dynamic shared memory.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream, Args&&... args) {
@@ -85,6 +88,12 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
                   .body = [](const void* bound) { (*static_cast<decltype(&call)>(bound))(); },
                   .arguments = &call,
                   .argument_bytes = sizeof call});
+}
+
+// Here a launch returns when the grid is done: nothing can begin early.
+template <class... Params, class... Args>
+void launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream stream, Args&&... args) {
+  launch(kernel, grid, block, smem_bytes, stream, std::forward<Args>(args)...);
 }
 
 // The block's dynamic shared memory, as much as launch() was given.

@@ -133,6 +133,10 @@ SIMT_INLINE void store_release(int* p, int x) {
   simt::stay_in_kernel();
 }
 
+// A launch returns when its grid is done: the one before is over.
+SIMT_INLINE void grid_dependency_launch() {}
+SIMT_INLINE void grid_dependency_wait() {}
+
 // How many registers a thread has is not modelled.
 template <int kRegisters>
 SIMT_INLINE void setmaxnreg_inc() {}
