@@ -29,6 +29,9 @@ void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes);
 // Bytes of shared memory that a block of the GPU in use may have at most. (gpu_device.cu)
 size_t shared_memory_limit();
 
+// How many multiprocessors the GPU in use has: a kernel that keeps its blocks running starts so many. (gpu_device.cu)
+int multiprocessors();
+
 // Launches `kernel` on `grid` blocks of `block` threads with `smem_bytes` of dynamic shared memory, asynchronously.
 // More than 48 KB of shared memory is opted in to here. Throws Error if the GPU cannot run such a launch at all.
 template <class... Params, class... Args>

@@ -141,6 +141,8 @@ static const cudaDeviceProp& gpu_limits() {
 
 size_t shared_memory_limit() { return gpu_limits().sharedMemPerBlockOptin; }
 
+int multiprocessors() { return gpu_limits().multiProcessorCount; }
+
 void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes) {
   const cudaDeviceProp& limits = gpu_limits();
   if (grid.x > 2147483647u || grid.y > 65535u || grid.z > 65535u)

@@ -72,6 +72,9 @@ constexpr Target kTarget = Target::FLASH_TARGET;
 // Bytes of shared memory that a block may have at most.
 inline size_t shared_memory_limit() { return simt::shared_memory_limit(); }
 
+// Kernels that keep their blocks running start so many: few, so that each has several tiles to do.
+inline int multiprocessors() { return 4; }
+
 // Runs `kernel` on `grid` blocks of `block` threads with `smem_bytes` of dynamic shared memory.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream, Args&&... args) {
