@@ -13,8 +13,13 @@
 #include "harness/error.h"
 #include "simt/executor.h"
 #include "simt_kernels/simt_kernels.h"
+#include "simt_tools.h"
 
 using flash::Target;
+using simt_tools::Array;
+using simt_tools::KeepOptions;
+using simt_tools::nearest;
+using simt_tools::ramp;
 using simt::Kind;
 using simt_kernels::Fault;
 using simt_kernels::Kernels;
@@ -24,41 +29,6 @@ namespace {
 // The kernels as compiled plain, and as compiled for observation.
 using Plain = Kernels<Target::cpu>;
 using Observed = Kernels<Target::cpu_observed>;
-
-// An array in device memory.
-template <class T>
-class Array {
- public:
-  explicit Array(size_t count) : count_(count), data_(static_cast<T*>(simt::allocate(count * sizeof(T)))) {}
-  explicit Array(const std::vector<T>& host) : Array(host.size()) {
-    simt::write(data_, host.data(), count_ * sizeof(T));
-  }
-  ~Array() { simt::free(data_); }
-  Array(const Array&) = delete;
-
-  T* get() const { return data_; }
-  std::vector<T> download() const {
-    std::vector<T> host(count_);
-    simt::read(host.data(), data_, count_ * sizeof(T));
-    return host;
-  }
-
- private:
-  size_t count_;
-  T* data_;
-};
-
-// Restores the executor's options at the end of a test.
-struct KeepOptions {
-  simt::Options before = simt::options();
-  ~KeepOptions() { simt::options() = before; }
-};
-
-std::vector<float> ramp(size_t count, float step = 0.25f) {
-  std::vector<float> x(count);
-  for (size_t i = 0; i < count; ++i) x[i] = float(i % 97) * step - 5.0f;
-  return x;
-}
 
 uint32_t bits_of(float x) {
   uint32_t bits;
@@ -70,16 +40,6 @@ uint32_t bits_of(float x) {
 bool close(float x, double expected) {
   if (std::isnan(expected)) return std::isnan(x);
   return double(x) == expected || std::abs(x - expected) <= 4e-7 * std::abs(expected);
-}
-
-// The nearest number with `precision` bits and exponents from `lowest` to `highest`, ties to even; independent of the
-// bit tricks under test.
-double nearest(double x, int precision, int lowest, int highest) {
-  if (std::isnan(x) || std::isinf(x) || x == 0.0) return x;
-  const int exponent = std::max(std::ilogb(x), lowest);
-  const double unit = std::ldexp(1.0, exponent - precision + 1);
-  const double rounded = std::nearbyint(x / unit) * unit;
-  return std::abs(rounded) >= std::ldexp(1.0, highest + 1) ? std::copysign(INFINITY, x) : rounded;
 }
 
 // Numbers of all magnitudes, among them every tie between two neighbours for some exponents.

@@ -3,6 +3,7 @@
 // Observed kernel files are compiled with -fsanitize=thread, which puts a call of a __tsan_ function before each access
 // to memory that others could see. The program is not linked with the thread sanitizer; these functions are ours.
 // -fsanitize=bounds adds calls where an index leaves an array of fixed size.
+#include <algorithm>
 #include <cstring>
 
 #include "simt/observer.h"
@@ -21,6 +22,15 @@ template <unsigned kSize>
 bool all_written(const uint8_t* written) {
   constexpr uint8_t kAll[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
   return std::memcmp(written, kAll, kSize) == 0;
+}
+
+// Whether a copy has still to fill any of them.
+template <unsigned kSize>
+bool any_in_flight(const uint8_t* written) {
+  if constexpr (kSize == 16) return any_in_flight<8>(written) || any_in_flight<8>(written + 8);
+  uint64_t states = 0;
+  std::memcpy(&states, written, std::min(kSize, 8u));
+  return states & kInFlight * 0x0101010101010101u;
 }
 
 }  // namespace
@@ -105,11 +115,15 @@ inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
   stream.add(lane, uint32_t(address), lanes_of_warp_[warp], [&](const Request& request) { retire(*site, request); });
 
   uint8_t* written = site->region->written(address);
-  if ((!kWrite || atomic) && !all_written<kSize>(written) && site->region->checks_writing)
+  const bool in_flight = site->region->has_copies && any_in_flight<kSize>(written);
+  if (in_flight) {
+    unfinished(*site, address);
+  } else if ((!kWrite || atomic) && !all_written<kSize>(written) && site->region->checks_writing) {
     uninitialised(*site, address);
-  if (kWrite) std::memset(written, 1, kSize);
+  }
+  if (kWrite) std::memset(written, kWritten, kSize);
 
-  check_order<kSize, kWrite>(*site, address, atomic);
+  if (!in_flight) check_order<kSize, kWrite>(*site, address, atomic);
 
   if (--turn_ == 0) {
     observing = nullptr;
@@ -119,6 +133,8 @@ inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
 
 template void Observer::access<4, true>(uintptr_t, const void*, bool);
 template void Observer::access<8, true>(uintptr_t, const void*, bool);
+template void Observer::access<16, true>(uintptr_t, const void*, bool);
+template void Observer::access<16, false>(uintptr_t, const void*, bool);
 
 }  // namespace simt
 
@@ -145,7 +161,6 @@ void report_range(const void* begin, size_t bytes, bool write, const void* code)
 
 }  // namespace
 
-#define SIMT_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
 #define SIMT_DEFINE_HOOKS(size)                                                                         \
   void __tsan_read##size(void* address) { report_access<size, false>(address, SIMT_CALLER); }           \
   void __tsan_write##size(void* address) { report_access<size, true>(address, SIMT_CALLER); }           \

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <boost/context/detail/fcontext.hpp>
 
+#include "simt/async.h"
 #include "simt/observer.h"
 #include "simt/symbols.h"
 
@@ -31,7 +32,8 @@ unsigned char* stack_top(unsigned char* stacks, int id) { return stacks + (id + 
 
 BlockRunner::BlockRunner()
     : shared(static_cast<unsigned char*>(reserve_zeros(kSharedArenaBytes))),
-      stacks(static_cast<unsigned char*>(reserve_zeros(kMaxThreads * kStackBytes))) {}
+      stacks(static_cast<unsigned char*>(reserve_zeros(kMaxThreads * kStackBytes))),
+      async(std::make_unique<AsyncState>()) {}
 
 BlockRunner::~BlockRunner() {
   release_zeros(shared, kSharedArenaBytes);
@@ -131,6 +133,7 @@ void BlockRunner::run_block(uint3 index, uint64_t number) {
   warps.clear();
   warps.resize((threads + kWarpSize - 1) / kWarpSize);
   barrier = {};
+  async->begin_block(threads);
 
   // What nobody has written yet reads as NaN.
   std::fill_n(shared, launch_->smem_bytes, 0xff);
@@ -202,6 +205,13 @@ bool BlockRunner::meet(Meeting& meeting, int expected, int slot, void* mine, Act
 
 // ---- What goes wrong
 
+bool BlockRunner::is_shared(const void* address, size_t bytes) const {
+  const size_t in_dynamic = uintptr_t(address) - uintptr_t(shared);
+  const size_t in_statics = uintptr_t(address) - uintptr_t(statics_.begin);
+  return (in_dynamic < launch_->smem_bytes && bytes <= launch_->smem_bytes - in_dynamic) ||
+         (in_statics < statics_.bytes && bytes <= statics_.bytes - in_statics);
+}
+
 int BlockRunner::lanes_in(int warp) const { return std::min(kWarpSize, threads - warp * kWarpSize); }
 
 std::string BlockRunner::describe_thread(int id) const {
@@ -230,7 +240,7 @@ void BlockRunner::note_deadlock() {
   };
   Text text = {{"no thread can go on:"}};
   const Fiber* waiting = nullptr;
-  bool exited = false, waits_differ = false;
+  bool exited = false, waits_differ = false, counts_arrivals = false;
   for (int first = 0, next; first < threads; first = next) {
     const Fiber& fiber = fibers[first];
     for (next = first; next < threads && alike(fiber, fibers[next]);) ++next;
@@ -242,10 +252,16 @@ void BlockRunner::note_deadlock() {
     } else {
       if (waiting && waiting->wait_code != fiber.wait_code) waits_differ = true;
       waiting = &fiber;
-      text.push_back({range + " in " + fiber.wait_what + " at ", fiber.wait_code});
+      const std::string state = describe_wait(*async, fiber);
+      counts_arrivals |= !state.empty();
+      text.push_back({range + " in " + fiber.wait_what + state + " at ", fiber.wait_code});
     }
   }
-  const Kind kind = exited ? Kind::early_exit : waits_differ ? Kind::divergence : Kind::deadlock;
+  // Where arrivals are counted, those who have come and gone need not be missing.
+  const Kind kind = counts_arrivals ? Kind::deadlock
+                    : exited        ? Kind::early_exit
+                    : waits_differ  ? Kind::divergence
+                                    : Kind::deadlock;
   add_note({kind, waiting->wait_code, who(), std::move(text)});
   stop_grid();
 }

@@ -14,6 +14,9 @@
 #include "simt/findings.h"
 #include "simt/symbols.h"
 
+// In a function that kernels call and that is never inlined: where in the kernel.
+#define SIMT_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
+
 namespace simt {
 
 constexpr int kWarpSize = 32;
@@ -59,10 +62,13 @@ struct Warp {
 
 // What is counted whether or not code is observed.
 struct CollectiveCounts {
-  uint64_t block_barriers = 0, warp_barriers = 0, shuffles = 0, votes = 0, atomics = 0;
+  uint64_t block_barriers = 0, warp_barriers = 0, named_barriers = 0, mbarrier_waits = 0;
+  uint64_t shuffles = 0, votes = 0, atomics = 0;
+  uint64_t async_copies = 0, bulk_copies = 0, matrix_flops = 0;
 };
 
 class Observer;
+struct AsyncState;
 
 // Runs blocks of a grid one after the other on the calling OS thread. It plays the part of a GPU's multiprocessor.
 class BlockRunner {
@@ -91,6 +97,8 @@ class BlockRunner {
 
   std::string who() const;  // block and thread that runs
   std::string describe_thread(int id) const;
+  // Whether so many bytes are shared memory that this block may have.
+  bool is_shared(const void* address, size_t bytes) const;
   int lanes_in(int warp) const;  // of the warp's 32, how many there are in this block
 
   int threads = 0;
@@ -102,6 +110,7 @@ class BlockRunner {
   Meeting barrier;
   Fiber* running = nullptr;  // null while the executor itself runs
   CollectiveCounts counts;
+  std::unique_ptr<AsyncState> async;   // what is under way beside the threads
   std::unique_ptr<Observer> observer;  // made for the first observed launch
   bool observed = false;               // whether the present launch is
 

@@ -1,13 +1,12 @@
 // Barriers, shuffles, votes and atomics: what simt/cuda_warp.h declares. All but atomics are meetings.
 //
 // As CUDA has it, __syncthreads and __syncwarp order the memory accesses of those who meet; shuffles and votes do not.
-#include "simt/block.h"
+#include "simt/collectives.h"
+
 #include "simt/observer.h"
 
 namespace simt {
 namespace {
-
-#define SIMT_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
 
 // All threads of the block meet.
 void meet_in_block(const char* what, void* mine, BlockRunner::Act act, const void* code) {
@@ -33,7 +32,25 @@ unsigned lanes_of(const std::vector<int>& members) {
   return lanes;
 }
 
-// The lanes of a mask meet. Each mask has a meeting of its own. Masks may overlap, as long as no two lanes wait for
+// Calls `visit` with the number of each lane in the mask.
+template <class Visit>
+void for_each_lane(unsigned mask, Visit visit) {
+  for (; mask; mask &= mask - 1) visit(__builtin_ctz(mask));
+}
+
+// What one thread brings to a shuffle or a vote, and takes home.
+struct Shuffled {
+  uint64_t word;
+  int source;
+};
+struct Vote {
+  bool predicate;
+  unsigned result;
+};
+
+}  // namespace
+
+// Each mask has a meeting of its own. Masks may overlap, as long as no two lanes wait for
 // each other in different ones.
 bool meet_in_warp(unsigned mask, const char* what, void* mine, BlockRunner::Act act, const void* code,
                   bool orders_memory) {
@@ -63,24 +80,6 @@ bool meet_in_warp(unsigned mask, const char* what, void* mine, BlockRunner::Act 
   }
   return block.meet(*meeting, __builtin_popcount(mask), lane, mine, act, mask, what, code, orders_memory);
 }
-
-// Calls `visit` with the number of each lane in the mask.
-template <class Visit>
-void for_each_lane(unsigned mask, Visit visit) {
-  for (; mask; mask &= mask - 1) visit(__builtin_ctz(mask));
-}
-
-// What one thread brings to a shuffle or a vote, and takes home.
-struct Shuffled {
-  uint64_t word;
-  int source;
-};
-struct Vote {
-  bool predicate;
-  unsigned result;
-};
-
-}  // namespace
 
 void sync_block() { meet_in_block("__syncthreads", nullptr, nullptr, SIMT_CALLER); }
 

@@ -31,18 +31,20 @@ int worker_count();  // what options().workers comes down to on this machine
 // ---- What was found
 
 enum class Kind {
-  deadlock,       // no thread can go on
-  early_exit,     // threads wait for others that have returned
-  divergence,     // threads that should meet are in different barriers or collectives
-  mask,           // a lane outside its own mask, or masks that overlap without being equal
-  absent_lane,    // a shuffle from a lane that takes no part in it
-  race,           // two accesses, one of them a write, that nothing orders
-  out_of_bounds,  // outside every array
-  misaligned,     // an address that is no multiple of the access's size
-  uninitialised,  // a read of memory that nobody has written
-  bad_index,      // an index outside an array of fixed size, be it inside a larger one
-  exception,      // a C++ exception in a kernel
-  limit,          // more than the observer can tell apart
+  deadlock,         // no thread can go on
+  early_exit,       // threads wait for others that have returned
+  divergence,       // threads that should meet are in different barriers or collectives
+  mask,             // a lane outside its own mask, or masks that overlap without being equal
+  absent_lane,      // a shuffle from a lane that takes no part in it
+  race,             // two accesses, one of them a write, that nothing orders
+  out_of_bounds,    // outside every array
+  misaligned,       // an address that is no multiple of the access's size
+  uninitialised,    // a read of memory that nobody has written
+  unfinished_copy,  // use of memory that an asynchronous copy has still to fill
+  barrier_misuse,   // a barrier used otherwise than it was made for
+  bad_index,        // an index outside an array of fixed size, be it inside a larger one
+  exception,        // a C++ exception in a kernel
+  limit,            // more than the observer can tell apart
 };
 
 const char* name_of(Kind kind);
@@ -82,9 +84,14 @@ struct Counters {
   Traffic shared;
   uint64_t block_barriers = 0;  // __syncthreads and its kin, once a block
   uint64_t warp_barriers = 0;   // __syncwarp, once a warp (or part of one)
+  uint64_t named_barriers = 0;  // once each time that all have come
+  uint64_t mbarrier_waits = 0;  // once a thread
   uint64_t shuffles = 0;        // once a warp
   uint64_t votes = 0;           // once a warp
   uint64_t atomics = 0;         // once a thread
+  uint64_t async_copies = 0;    // cp.async of 16 bytes, once a thread
+  uint64_t bulk_copies = 0;     // boxes that TMA moves, and bulk copies
+  uint64_t matrix_flops = 0;    // of tensor cores: two a multiplication and addition
   std::vector<SiteTraffic> sites;
 
   Counters& operator+=(const Counters& other);

@@ -71,6 +71,10 @@ const char* name_of(Kind kind) {
       return "misaligned";
     case Kind::uninitialised:
       return "uninitialised";
+    case Kind::unfinished_copy:
+      return "unfinished copy";
+    case Kind::barrier_misuse:
+      return "wrong use of a barrier";
     case Kind::bad_index:
       return "index out of range";
     case Kind::exception:

@@ -156,6 +156,11 @@ void run_grid(const Launch& launch) {
     of_launch.shuffles += runner.counts.shuffles;
     of_launch.votes += runner.counts.votes;
     of_launch.atomics += runner.counts.atomics;
+    of_launch.named_barriers += runner.counts.named_barriers;
+    of_launch.mbarrier_waits += runner.counts.mbarrier_waits;
+    of_launch.async_copies += runner.counts.async_copies;
+    of_launch.bulk_copies += runner.counts.bulk_copies;
+    of_launch.matrix_flops += runner.counts.matrix_flops;
   });
   if (launch.observed) {
     total += of_launch;
@@ -189,6 +194,11 @@ Counters& Counters::operator+=(const Counters& other) {
   shuffles += other.shuffles;
   votes += other.votes;
   atomics += other.atomics;
+  named_barriers += other.named_barriers;
+  mbarrier_waits += other.mbarrier_waits;
+  async_copies += other.async_copies;
+  bulk_copies += other.bulk_copies;
+  matrix_flops += other.matrix_flops;
   for (const SiteTraffic& site : other.sites) {
     const auto same = [&](const SiteTraffic& s) { return s.code == site.code && s.shared == site.shared; };
     const auto known = std::find_if(sites.begin(), sites.end(), same);

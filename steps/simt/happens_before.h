@@ -9,6 +9,36 @@
 
 namespace simt {
 
+// Of each thread, then of each agent of a block: the moment up to which it is known. What lies past the end is not
+// known.
+using Clock = std::vector<unsigned>;
+using SharedClock = std::shared_ptr<const Clock>;
+
+// What a thread knows at one moment. It can be asked later, also by other OS threads.
+struct View {
+  unsigned block = 0;
+  int threads = 0;
+  int thread = 0;
+  unsigned clock = 0;      // its own
+  unsigned base = 0;       // what all threads of the block know of all
+  unsigned warp_base = 0;  // what the lanes of its warp know of each other
+  SharedClock known;       // beyond that
+  SharedClock agents;      // what all know of agents
+
+  // Whether this moment of the block comes before the view was taken.
+  bool covers(Moment earlier) const;
+};
+
+// What those who arrive at a barrier leave there for those who wait.
+struct Gathered {
+  Clock clock;
+  unsigned base = 0;
+  // What was merged last. Threads that come one after the other often bring the same.
+  SharedClock last;
+  int last_warp = -1;
+  unsigned last_warp_base = 0;
+};
+
 class HappensBefore {
  public:
   // A block begins. `number` tells it from all others.
@@ -17,9 +47,27 @@ class HappensBefore {
   // These threads have met: what each of them did before comes before what any of them will do.
   void join(const std::vector<int>& members);
 
+  // A thread leaves at a barrier what it knows. What it does from now on is not part of that.
+  void release(int thread, Gathered& gathered);
+  // Closes a barrier's phase: what was gathered, for acquire(). `gathered` is empty then.
+  SharedClock publish(Gathered& gathered) const;
+  void acquire(int thread, const SharedClock& published);
+
+  // What a thread knows now. What it does from now on is not part of that.
+  View take_view(int thread);
+
+  // A new agent's number. Its moments are counted by whoever makes it.
+  int add_agent() { return agents_++; }
+  // Enters into `clock` that the agent is known up to this moment.
+  void learn_agent(Clock& clock, int agent, unsigned moment) const;
+  uint64_t agent_stamp(int agent, unsigned moment) const {
+    return Moment::agent_stamp(block_, moment, uint64_t(agent));
+  }
+
   // The present moment of a thread, without place in the code.
   uint64_t stamp(int thread) const { return stamp_[thread]; }
-  // Moments of this block below this one come before all that any of its threads will do.
+  unsigned clock(int thread) const { return clock_[thread]; }
+  // Moments of this block's threads below this one come before all that any of its threads will do.
   uint64_t floor() const { return floor_; }
 
   unsigned block() const { return unsigned(block_); }
@@ -27,6 +75,7 @@ class HappensBefore {
   // Whether an earlier moment of this block comes before what `thread` does now.
   bool ordered(Moment earlier, int thread) const {
     const unsigned other = earlier.thread(), clock = earlier.clock();
+    if (earlier.is_agent()) return agent_known(int(other), thread) >= clock;
     if (int(other) == thread || clock <= base_) return true;
     if (other / 32 == unsigned(thread) / 32 && clock <= warp_base_[other / 32]) return true;
     return known_[thread] && (*known_[thread])[other] >= clock;
@@ -36,9 +85,10 @@ class HappensBefore {
   bool exhausted() const { return exhausted_; }
 
  private:
-  using Clock = std::vector<unsigned>;  // of each thread, the moment up to which it is known
-
   void set_clock(int thread, unsigned clock);
+  void tick(int thread) { set_clock(thread, clock_[thread] + 1); }
+  unsigned agent_known(int agent, int thread) const;
+  void join_block();
   bool join_whole_warp(const std::vector<int>& members);
   void join_some(const std::vector<int>& members);
 
@@ -49,9 +99,16 @@ class HappensBefore {
   std::vector<unsigned> clock_;      // by thread: now
   std::vector<uint64_t> stamp_;      // by thread: the same, packed
   // By thread: what it knows beyond that, if anything. Those who have met share one.
-  std::vector<std::shared_ptr<const Clock>> known_;
+  std::vector<SharedClock> known_;
   bool any_known_ = false;
   bool exhausted_ = false;
+  int agents_ = 0;
+  SharedClock all_agents_;  // what all threads know of agents, in a Clock of all; null: nothing
+
+  // The last merge of acquire(): threads that come with the same knowledge share its result.
+  struct {
+    SharedClock mine, theirs, both;
+  } last_merge_;
 };
 
 }  // namespace simt

@@ -57,8 +57,9 @@ void Region::forget_accesses() {
   if (has_byte_cells()) madvise(bytes_, capacity_ * sizeof(Cell), MADV_DONTNEED);
 }
 
-void Region::mark_written(uintptr_t address, size_t size, bool is_written) {
-  std::memset(written(address), is_written, size);
+void Region::mark(uintptr_t address, size_t size, Written state) {
+  std::memset(written(address), state, size);
+  has_copies |= state == kInFlight;
 }
 
 // ---- Arrays in device memory
@@ -135,7 +136,7 @@ void write(void* to, const void* from, size_t bytes) {
   Region& array = array_of(to, bytes, "write");
   if (bytes == 0) return;
   std::memcpy(to, from, bytes);
-  array.mark_written(uintptr_t(to), bytes, true);
+  array.mark(uintptr_t(to), bytes, kWritten);
 }
 
 void read(void* to, const void* from, size_t bytes) {
@@ -146,7 +147,7 @@ void read(void* to, const void* from, size_t bytes) {
 void poison(void* memory, size_t bytes) {
   Region& array = array_of(memory, bytes, "poison");
   std::memset(memory, 0xff, bytes);
-  array.mark_written(uintptr_t(memory), bytes, false);
+  array.mark(uintptr_t(memory), bytes, kUnwritten);
   if (bytes == array.bytes) array.checks_writing = true;
 }
 

@@ -79,8 +79,12 @@ void Observer::begin_launch(const Launch& launch) {
 void Observer::begin_block(uint64_t number) {
   for (size_t warp = 0; warp < lanes_of_warp_.size(); ++warp) flush(int(warp));
   order_.begin_block(first_block + number, block_.threads);
-  dynamic_.mark_written(dynamic_.begin, dynamic_.bytes, false);
-  for (Region* region : touched_) region->mark_written(region->begin, region->bytes, false);
+  dynamic_.mark(dynamic_.begin, dynamic_.bytes, kUnwritten);
+  dynamic_.has_copies = false;
+  for (Region* region : touched_) {
+    region->mark(region->begin, region->bytes, kUnwritten);
+    region->has_copies = false;
+  }
 }
 
 void Observer::end_launch(Counters& counters) {
@@ -97,7 +101,14 @@ void Observer::forget_accesses() {
 }
 
 void Observer::met(const std::vector<int>& members, bool orders_memory) {
-  // The requests of warps that have met as a whole are complete.
+  complete_requests(members);
+  if (!orders_memory) return;
+  order_.join(members);
+  check_moments();
+}
+
+// The requests of warps that have met as a whole are complete.
+void Observer::complete_requests(const std::vector<int>& members) {
   for (size_t i = 0; i < members.size();) {
     const int warp = members[i] / kWarpSize;
     size_t next = i;
@@ -105,8 +116,9 @@ void Observer::met(const std::vector<int>& members, bool orders_memory) {
     if (int(next - i) == block_.lanes_in(warp)) flush(warp);
     i = next;
   }
-  if (!orders_memory) return;
-  order_.join(members);
+}
+
+void Observer::check_moments() {
   if (order_.exhausted())
     block_.fail(Kind::limit, nullptr,
                 {{"more barriers in one block than the observer can count; try a smaller problem"}});
@@ -128,7 +140,7 @@ Region* Observer::static_region_at(uintptr_t address) {
     region->observe();
   }
   touched_.push_back(region.get());
-  region->mark_written(region->begin, region->bytes, false);
+  region->mark(region->begin, region->bytes, kUnwritten);
   return region.get();
 }
 
@@ -250,17 +262,31 @@ void Observer::uninitialised(const Site& site, uintptr_t address) {
             {{"reads " + place_in(*site.region, address) + ", which nobody has written"}}});
 }
 
+void Observer::unfinished(const Site& site, uintptr_t address) {
+  const ObservationPause pause;
+  const Moment copy(site.region->words(address)->write.load(std::memory_order_relaxed));
+  if (already_told(site.number, copy.site())) return;
+  add_note({Kind::unfinished_copy,
+            site.code,
+            block_.who(),
+            {{std::string(site.traffic.write ? "writes " : "reads ") + place_in(*site.region, address) +
+                  ", which a copy has still to fill: it was started at ",
+              code_of_site(copy.site())},
+             {" by " + block_.describe_thread(int(copy.thread())) + ", and is not waited for"}}});
+}
+
 void Observer::race(const Site& site, uintptr_t address, Moment other, bool other_wrote, bool atomic) {
   const ObservationPause pause;
   if (already_told(site.number, other.site())) return;
-  std::string whose = block_.describe_thread(int(other.thread()));
+  std::string whose = other.is_agent() ? "an asynchronous operation" : block_.describe_thread(int(other.thread()));
   if (other.block() != order_.block()) {
     const uint64_t number = other.block() - first_block;
     const dim3 grid = launch_->grid;
     whose += " of block (" + std::to_string(number % grid.x) + "," + std::to_string(number / grid.x % grid.y) + "," +
              std::to_string(number / grid.x / grid.y) + ")";
   }
-  if (int(other.thread()) == block_.running->id && other.block() == order_.block()) whose = "another thread";
+  if (!other.is_agent() && int(other.thread()) == block_.running->id && other.block() == order_.block())
+    whose = "another thread";
   add_note({Kind::race,
             site.code,
             block_.who(),

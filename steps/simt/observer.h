@@ -46,12 +46,23 @@ class Observer {
   void begin_block(uint64_t number);
   void resume(int thread);  // this one runs from now on
   void met(const std::vector<int>& members, bool orders_memory);
+  void complete_requests(const std::vector<int>& members);
   void end_launch(Counters& counters);  // adds what was counted
   void forget_accesses();
 
   // What is called before each access.
   template <unsigned kSize, bool kWrite>
   void access(uintptr_t address, const void* code, bool atomic);
+
+  // Barriers at which some arrive and others wait: the running thread leaves what it knows, or takes what was left.
+  void release(Gathered& gathered);
+  SharedClock publish(Gathered& gathered) const { return order_.publish(gathered); }
+  void acquire(const SharedClock& published) { order_.acquire(me_, published); }
+
+  // Shared memory that a copy of the running thread will fill, and has filled: from then on it is as if the thread
+  // had just written it. (async_observer.cpp)
+  void mark_in_flight(uintptr_t address, size_t bytes);
+  void land_own_copy(uintptr_t address, size_t bytes, const void* code);
 
   BlockRunner& block() { return block_; }
 
@@ -65,12 +76,16 @@ class Observer {
   Site* site_of(uintptr_t address, unsigned size, bool write, const void* code);
   Site& find_or_add_site(const void* code, bool shared, bool write, unsigned size);
   Region* static_region_at(uintptr_t address);
+  Region* shared_region_at(uintptr_t address);
+  void stamp_writes(Region& region, uintptr_t address, size_t bytes, uint64_t moment);
   void retire(Site& site, const Request& request);
   void flush(int warp);
+  void check_moments();
 
   [[noreturn]] void out_of_bounds(uintptr_t address, unsigned size, bool write, const void* code);
   [[noreturn]] void misaligned(const Site& site, uintptr_t address);
   void uninitialised(const Site& site, uintptr_t address);
+  void unfinished(const Site& site, uintptr_t address);
   void race(const Site& site, uintptr_t address, Moment other, bool other_wrote, bool atomic);
   bool already_told(unsigned site, unsigned other);
   std::string place_in(const Region& region, uintptr_t address) const;

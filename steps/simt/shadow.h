@@ -11,11 +11,14 @@ namespace simt {
 // A past access, packed into a word: which block, at which of its thread's moments, which thread, at which place in the
 // code. Blocks are numbered over all launches, a thread's moments are counted by the barriers that it has passed, so a
 // later moment of a block is a greater number. Zero: no access.
+//
+// In the place of a thread there may be an agent: something that works beside the threads, such as the copies that
+// report to one mbarrier. An agent's moments count as greater than those of all threads.
 class Moment {
  public:
-  static constexpr int kThreadBits = 10, kClockBits = 20, kBlockBits = 20, kSiteBits = 12;
-  static constexpr int kSiteShift = 2, kThreadShift = kSiteShift + kSiteBits, kClockShift = kThreadShift + kThreadBits;
-  static constexpr int kBlockShift = kClockShift + kClockBits;
+  static constexpr int kSiteBits = 12, kThreadBits = 10, kClockBits = 20, kBlockBits = 20;
+  static constexpr int kSiteShift = 1, kThreadShift = kSiteShift + kSiteBits, kClockShift = kThreadShift + kThreadBits;
+  static constexpr int kAgentShift = kClockShift + kClockBits, kBlockShift = kAgentShift + 1;
   static constexpr uint64_t kFlag =
       1;  // of a write: it was atomic. Of a read: others read too, unordered with this one
 
@@ -24,11 +27,15 @@ class Moment {
   static uint64_t stamp(uint64_t block, uint64_t clock, uint64_t thread) {
     return block << kBlockShift | clock << kClockShift | thread << kThreadShift;
   }
+  static uint64_t agent_stamp(uint64_t block, uint64_t clock, uint64_t agent) {
+    return stamp(block, clock, agent) | uint64_t(1) << kAgentShift;
+  }
 
   unsigned block() const { return unsigned(bits_ >> kBlockShift); }
   unsigned clock() const { return unsigned(bits_ >> kClockShift) & ((1u << kClockBits) - 1); }
   unsigned thread() const { return unsigned(bits_ >> kThreadShift) & ((1u << kThreadBits) - 1); }
   unsigned site() const { return unsigned(bits_ >> kSiteShift) & ((1u << kSiteBits) - 1); }
+  bool is_agent() const { return bits_ >> kAgentShift & 1; }  // then thread() is the agent's number
   bool flag() const { return bits_ & kFlag; }
 
  private:
@@ -42,6 +49,9 @@ struct Cell {
 
 enum class Space { global, shared, constant };
 
+// What is known of a byte: nobody has written it, somebody has, an asynchronous copy that has started will.
+enum Written : uint8_t { kUnwritten = 0, kWritten = 1, kInFlight = 2 };
+
 // A piece of memory that kernels may touch: an array in device memory, a shared variable, a block's dynamic shared
 // memory. What is known about it takes as much memory as it has, four times that once it is observed, and more when
 // single bytes or halves are accessed; all of it costs nothing until it is touched.
@@ -54,7 +64,7 @@ class Region {
   bool contains(uintptr_t address, size_t size) const {
     return address - begin < bytes && size <= bytes - (address - begin);
   }
-  // One byte for each, which is 1 once that one is written.
+  // One byte for each: whether it is written.
   uint8_t* written(uintptr_t address) { return written_ + (address - begin); }
   // One cell for each aligned 4 bytes.
   Cell* words(uintptr_t address) { return words_ + (address - base_) / 4; }
@@ -66,13 +76,14 @@ class Region {
   void observe();          // makes the cells for words
   void observe_bytes();    // makes the cells for bytes
   void forget_accesses();  // as if nobody had accessed it
-  void mark_written(uintptr_t address, size_t size, bool is_written);
+  void mark(uintptr_t address, size_t size, Written state);
 
   const Space space;
   const uintptr_t begin;
   size_t bytes;
   const std::string name;      // of a shared variable
   bool checks_writing = true;  // false when somebody unobserved may have written here
+  bool has_copies = false;     // whether any byte may be in flight
 
  private:
   const uintptr_t base_;   // begin, rounded down to a word

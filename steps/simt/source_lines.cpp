@@ -48,7 +48,7 @@ void look_up(const std::vector<const void*>& codes) {
     if (frame.starts_with("0x")) {
       ++next;
     } else if (next > 0 && next <= codes.size() && known[codes[next - 1]] == "?" &&
-               frame.find("/simt/") == std::string::npos) {
+               frame.find("/steps/simt/") == std::string::npos) {
       known[codes[next - 1]] = shortened(frame);
     }
   }
