@@ -40,6 +40,16 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[n]) {
   for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Four floats, rounded to e4m3, in one register: `a` in its lowest byte; what is too large becomes ±448 (9.7.9.21).
+__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
+  uint32_t r;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
+      : "=r"(r)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return r;
+}
+
 // ---- The instruction for each width. Its text must name every register of d; the macros hold those lists.
 #define FLASH_8(i)                                                                                            \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \

@@ -36,14 +36,18 @@ bool any_in_flight(const uint8_t* written) {
 }  // namespace
 
 void Observer::resume(int thread) {
-  observing = this;
   me_ = thread;
   turn_ = kAccessesPerTurn;
 }
 
+inline void Observer::end_turn() {
+  if (--turn_ == 0) block_.yield();
+}
+
 // Does this one's access come without order after an earlier one of another thread?
 inline bool Observer::conflicts(Moment earlier) const {
-  return earlier.block() != order_.block() || !order_.ordered(earlier, me_);
+  if (earlier.block() == order_.block() && order_.ordered(earlier, me_)) return false;
+  return acquired_.empty() || !flags_cover(earlier);
 }
 
 // Checks one cell against this access, and notes the access there. After a read by one thread and another one by a
@@ -68,7 +72,9 @@ SIMT_INLINE void Observer::check_cell(const Site& site, Cell& cell, uintptr_t ad
                      std::memory_order_relaxed);
   } else {
     if (is_mine(read)) return;  // nothing can have happened since
-    if (write >= floor && !is_mine(write) && conflicts(Moment(write))) race(site, address, Moment(write), true, false);
+    if (write >= floor && !is_mine(write) && !(atomic && (write & Moment::kFlag)) && conflicts(Moment(write)))
+      race(site, address, Moment(write), true, atomic);
+    if (atomic) return;  // of those that read atomically none is remembered
     const bool others = read >= floor && conflicts(Moment(read));
     cell.read.store(stamp | site.number << Moment::kSiteShift | (others ? Moment::kFlag : 0),
                     std::memory_order_relaxed);
@@ -80,6 +86,7 @@ SIMT_INLINE void Observer::check_cell(const Site& site, Cell& cell, uintptr_t ad
 template <unsigned kSize, bool kWrite>
 SIMT_INLINE void Observer::check_order(const Site& site, uintptr_t address, bool atomic) {
   Region& region = *site.region;
+  if (kWrite && product_groups_ > 0 && &region == &dynamic_) check_product_reads(site, address, kSize);
   if constexpr (kSize >= 4) {
     Cell* cells = region.words(address);
     for (unsigned i = 0; i < kSize / 4; ++i) check_cell<kWrite>(site, cells[i], address + 4 * i, atomic);
@@ -96,6 +103,19 @@ SIMT_INLINE void Observer::check_order(const Site& site, uintptr_t address, bool
   Cell* cells = region.byte_cells(address);
   for (unsigned i = 0; i < kSize; ++i) check_cell<kWrite>(site, cells[i], address + i, atomic);
 }
+
+// The same for many bytes at once, as far as they fill words.
+template <bool kWrite>
+void Observer::check_range(const Site& site, uintptr_t address, size_t bytes, bool atomic) {
+  Region& region = *site.region;
+  const uintptr_t begin = (address + 3) & ~uintptr_t(3), end = (address + bytes) & ~uintptr_t(3);
+  if (kWrite && product_groups_ > 0 && &region == &dynamic_) check_product_reads(site, address, bytes);
+  for (uintptr_t word = begin; word < end; word += 4) check_cell<kWrite>(site, *region.words(word), word, atomic);
+  if (!region.has_byte_cells()) return;
+  for (uintptr_t byte = begin; byte < end; ++byte) check_cell<kWrite>(site, *region.byte_cells(byte), byte, atomic);
+}
+template void Observer::check_range<false>(const Site&, uintptr_t, size_t, bool);
+template void Observer::check_range<true>(const Site&, uintptr_t, size_t, bool);
 
 template <unsigned kSize, bool kWrite>
 inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
@@ -124,14 +144,10 @@ inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
   if (kWrite) std::memset(written, kWritten, kSize);
 
   if (!in_flight) check_order<kSize, kWrite>(*site, address, atomic);
-
-  if (--turn_ == 0) {
-    observing = nullptr;
-    block_.yield();  // sets it anew
-  }
 }
 
 template void Observer::access<4, true>(uintptr_t, const void*, bool);
+template void Observer::access<4, false>(uintptr_t, const void*, bool);
 template void Observer::access<8, true>(uintptr_t, const void*, bool);
 template void Observer::access<16, true>(uintptr_t, const void*, bool);
 template void Observer::access<16, false>(uintptr_t, const void*, bool);
@@ -144,7 +160,10 @@ namespace {
 
 template <unsigned kSize, bool kWrite>
 inline __attribute__((always_inline)) void report_access(const void* address, const void* code) {
-  if (simt::Observer* observer = simt::observing) observer->access<kSize, kWrite>(uintptr_t(address), code, false);
+  simt::Observer* observer = simt::observing;
+  if (!observer) return;
+  observer->access<kSize, kWrite>(uintptr_t(address), code, false);
+  observer->end_turn();
 }
 
 // A copy of a struct whose size is no power of two, taken as one of words, or of bytes.

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <boost/context/detail/fcontext.hpp>
+#include <utility>
 
 #include "simt/async.h"
+#include "simt/flags.h"
 #include "simt/observer.h"
 #include "simt/symbols.h"
 
@@ -24,6 +26,11 @@ using boost::context::detail::transfer_t;
 thread_local BlockRunner* runner = nullptr;
 
 namespace {
+
+// So often may a thread get the same answer before it counts as waiting for another one.
+constexpr unsigned kPatience = 64;
+// So many rounds in which none has got further make sure that those who ask have asked once more.
+constexpr int kIdleRounds = 3;
 
 // Tops of the stacks are staggered: at equal offsets in their pages they would all share a few cache sets.
 unsigned char* stack_top(unsigned char* stacks, int id) { return stacks + (id + 1) * kStackBytes - id % 15 * 256 - 64; }
@@ -67,6 +74,7 @@ struct FiberEntry {
   static void run(transfer_t from) {
     runner->scheduler_ = from.fctx;
     for (;;) {
+      observing = observer();
       call_kernel();
       runner->running->done = true;
       runner->yield();  // to be given the same thread of another block, or never again
@@ -87,7 +95,11 @@ struct FiberEntry {
   }
 };
 
-void BlockRunner::yield() { scheduler_ = jump_fcontext(scheduler_, nullptr).fctx; }
+void BlockRunner::yield() {
+  Observer* const mine = observing;
+  scheduler_ = jump_fcontext(scheduler_, nullptr).fctx;
+  observing = mine;
+}
 
 void BlockRunner::resume(Fiber& fiber) {
   current_thread = fiber.thread;
@@ -106,6 +118,30 @@ void BlockRunner::wait_while(const unsigned* word, unsigned value, const char* w
   fiber.wait_code = code;
   while (*word == value) yield();
   fiber.wait_word = nullptr;
+  fiber.polls = 0;
+}
+
+bool BlockRunner::polled(const void* address, uint64_t answer, const char* what, const void* code) {
+  Fiber& fiber = *running;
+  auto& [latest, before] = fiber.answers;
+  Fiber::Answer* known = latest.address == address ? &latest : before.address == address ? &before : nullptr;
+  if (!known || known->value != answer) fiber.polls = 0;
+  if (known) {
+    known->value = answer;
+  } else {
+    before = std::exchange(latest, {address, answer});
+  }
+  if (++fiber.polls < kPatience) return false;
+  fiber.wait_what = what;
+  fiber.wait_code = code;
+  fiber.polling = true;
+  yield();
+  fiber.polling = false;
+  return true;
+}
+
+bool BlockRunner::is_polling() const {
+  return std::any_of(fibers.begin(), fibers.begin() + threads, [](const Fiber& f) { return !f.done && f.polling; });
 }
 
 // Gives each fiber its thread of the next block. After a block that ended well, each is at the end of its loop above;
@@ -119,6 +155,8 @@ void BlockRunner::reset_fibers() {
     fiber.id = i;
     fiber.done = false;
     fiber.wait_word = nullptr;
+    fiber.polling = false;
+    fiber.polls = 0;
     fiber.thread = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
     if (!fiber.context) fiber.context = make_fcontext(stack_top(stacks, i), kStackBytes - 8192, FiberEntry::run);
   }
@@ -142,18 +180,25 @@ void BlockRunner::run_block(uint3 index, uint64_t number) {
   if (observed) observer->begin_block(number);
 
   const int warp_count = int(warps.size());
+  int idle = 0;
   for (int left = threads; left > 0;) {
+    const uint64_t changes = grid_progress::changes();
     bool progress = false;
     for (int i = 0; i < warp_count; ++i) {
       progress |= run_warp(options().order == Order::forward ? i : warp_count - 1 - i, left);
       if (aborted_) return;
     }
-    if (!progress) {
-      note_deadlock();
-      aborted_ = true;
-      return;
+    if (progress) {
+      idle = 0;
+      continue;
     }
+    if (async->land_awaited_loads(*this)) continue;
+    if (is_polling() && (++idle < kIdleRounds || grid_progress::wait(changes))) continue;
+    if (!enough_found()) note_deadlock();
+    aborted_ = true;
+    return;
   }
+  async->end_block(*this);
 }
 
 // Lets a warp run on as long as any of its lanes can. Returns whether one could.
@@ -169,7 +214,7 @@ bool BlockRunner::run_warp(int warp, int& left) {
       resume(fiber);
       if (aborted_) return true;
       left -= fiber.done;
-      progress = again = true;
+      if (!fiber.polling) progress = again = true;
     }
   }
   return progress;

@@ -37,7 +37,17 @@ struct Fiber {
   unsigned wait_value = 0;
   const char* wait_what = "";
   const void* wait_code = nullptr;
+  // Asks for the same things again and again: it can run, but that brings nothing unless another one does something.
+  bool polling = false;
+  struct Answer {
+    const void* address;
+    uint64_t value;
+  } answers[2] = {};   // to the last two different questions
+  unsigned polls = 0;  // how often they were the same
 
+  bool polls_at(const void* address) const {
+    return polling && (answers[0].address == address || answers[1].address == address);
+  }
   bool ready() const { return !done && (!wait_word || *wait_word != wait_value); }
 };
 
@@ -87,6 +97,9 @@ class BlockRunner {
   // Another fiber's turn.
   void yield();
   void wait_while(const unsigned* word, unsigned value, const char* what, const void* code);
+  // To be called when a thread has asked for something that others may change: if the answer has been the same many
+  // times, the others get a turn. Returns whether they did.
+  bool polled(const void* address, uint64_t answer, const char* what, const void* code);
   // Takes part in a meeting of `expected` threads. The last one calls `act`, which may read and write what all brought.
   // Returns whether this was the last.
   using Act = void (*)(Meeting& meeting, unsigned mask);
@@ -99,6 +112,7 @@ class BlockRunner {
   std::string describe_thread(int id) const;
   // Whether so many bytes are shared memory that this block may have.
   bool is_shared(const void* address, size_t bytes) const;
+  size_t dynamic_bytes() const { return launch_->smem_bytes; }
   int lanes_in(int warp) const;  // of the warp's 32, how many there are in this block
 
   int threads = 0;
@@ -119,6 +133,7 @@ class BlockRunner {
   bool run_warp(int warp, int& left);
   void reset_fibers();
   void note_deadlock();
+  bool is_polling() const;
 
   const Launch* launch_ = nullptr;
   ThreadStorage statics_;      // holds this OS thread's static shared variables

@@ -3,6 +3,7 @@
 // As CUDA has it, __syncthreads and __syncwarp order the memory accesses of those who meet; shuffles and votes do not.
 #include "simt/collectives.h"
 
+#include "simt/flags.h"
 #include "simt/observer.h"
 
 namespace simt {
@@ -81,9 +82,13 @@ bool meet_in_warp(unsigned mask, const char* what, void* mine, BlockRunner::Act 
   return block.meet(*meeting, __builtin_popcount(mask), lane, mine, act, mask, what, code, orders_memory);
 }
 
-void sync_block() { meet_in_block("__syncthreads", nullptr, nullptr, SIMT_CALLER); }
+void sync_block() {
+  const ObservationPause pause;
+  meet_in_block("__syncthreads", nullptr, nullptr, SIMT_CALLER);
+}
 
 int sync_block_count(bool predicate) {
+  const ObservationPause pause;
   Vote mine{predicate, 0};
   meet_in_block(
       "__syncthreads_count", &mine,
@@ -97,11 +102,13 @@ int sync_block_count(bool predicate) {
 }
 
 void sync_warp(unsigned mask) {
+  const ObservationPause pause;
   if (meet_in_warp(mask, "__syncwarp", nullptr, nullptr, SIMT_CALLER, /*orders_memory=*/true))
     ++runner->counts.warp_barriers;
 }
 
 uint64_t shuffle(unsigned mask, uint64_t word, int source) {
+  const ObservationPause pause;
   BlockRunner& block = *runner;
   const bool takes_part = mask >> lane_id() & 1;  // else the meeting will say so
   if (takes_part && (!(mask >> source & 1) || source >= block.lanes_in(block.running->id / kWarpSize)))
@@ -124,6 +131,7 @@ uint64_t shuffle(unsigned mask, uint64_t word, int source) {
 }
 
 unsigned ballot(unsigned mask, bool predicate) {
+  const ObservationPause pause;
   Vote mine{predicate, 0};
   const bool last = meet_in_warp(
       mask, "a vote", &mine,
@@ -157,18 +165,38 @@ T replace(T* address, Change change) {
   }
 }
 
-template <class T>
-void observe_atomic(T* address, const void* code) {
+// Likewise, and what it means for other threads: that they may find a change, or, for an operation that a thread may
+// wait with, that this one has found none.
+template <class T, class Change>
+T replace_for_others(T* address, Change change, bool may_wait, const void* code) {
+  const ObservationPause pause;
   ++runner->counts.atomics;
-  if (observing) observing->access<sizeof(T), true>(uintptr_t(address), code, /*atomic=*/true);
+  if (observer()) observer()->access<sizeof(T), true>(uintptr_t(address), code, /*atomic=*/true);
+  T old;
+  if (observer() && observer()->uses_flags()) {
+    std::lock_guard lock(flags_mutex());
+    SharedKnowledge& told = told_by_flag(address);
+    old = replace(address, change);
+    observer()->acquire_flag(told);
+    if (observer()->has_fenced() && change(old) != old) told = observer()->knowledge(told);
+  } else {
+    old = replace(address, change);
+  }
+  if constexpr (std::is_integral_v<T>) {
+    if (change(old) != old) {
+      grid_progress::changed();
+    } else if (may_wait) {
+      runner->polled(address, uint64_t(old), "an atomic operation", code);
+    }
+  }
+  return old;
 }
 
 }  // namespace
 
 template <class T>
 T atomic(AtomicOp op, T* address, T value) {
-  observe_atomic(address, SIMT_CALLER);
-  return replace(address, [=](T old) -> T {
+  const auto change = [=](T old) -> T {
     switch (op) {
       case AtomicOp::add:
         return old + value;
@@ -186,13 +214,15 @@ T atomic(AtomicOp op, T* address, T value) {
         break;
     }
     return value;
-  });
+  };
+  const bool may_wait = op == AtomicOp::exchange || ((op == AtomicOp::add || op == AtomicOp::bit_or) && value == T(0));
+  return replace_for_others(address, change, may_wait, SIMT_CALLER);
 }
 
 template <class T>
 T atomic_compare_and_swap(T* address, T expected, T desired) {
-  observe_atomic(address, SIMT_CALLER);
-  return replace(address, [=](T old) { return old == expected ? desired : old; });
+  return replace_for_others(
+      address, [=](T old) { return old == expected ? desired : old; }, true, SIMT_CALLER);
 }
 
 template int atomic(AtomicOp, int*, int);

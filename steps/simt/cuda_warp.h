@@ -23,6 +23,9 @@ unsigned ballot(unsigned mask, bool predicate);
 
 int lane_id();
 
+// A fence between the thread and other blocks.
+void fence_memory();
+
 enum class AtomicOp { add, min, max, exchange, bit_and, bit_or };
 // Defined for int, unsigned, unsigned long long and float (add and exchange also for double).
 template <class T>
@@ -85,11 +88,14 @@ SIMT_INLINE unsigned __ballot_sync(unsigned mask, int predicate) { return ballot
 SIMT_INLINE int __any_sync(unsigned mask, int predicate) { return ballot(mask, predicate != 0) != 0; }
 SIMT_INLINE int __all_sync(unsigned mask, int predicate) { return ballot(mask, predicate == 0) == 0; }
 
-// Blocks run on OS threads that see memory alike: a fence has nothing to do. It orders nothing for the observer
-// either, which takes every plain access of two blocks to one word for a race.
-SIMT_INLINE void __threadfence() {}
+// Blocks run on OS threads that see memory alike: a fence has nothing to do. For the observer it makes the thread's
+// atomics tell other blocks what has happened before.
+SIMT_INLINE void __threadfence() {
+  fence_memory();
+  stay_in_kernel();
+}
 SIMT_INLINE void __threadfence_block() {}
-SIMT_INLINE void __threadfence_system() {}
+SIMT_INLINE void __threadfence_system() { __threadfence(); }
 
 template <class T>
 using NotDeduced = std::type_identity_t<T>;

@@ -40,6 +40,7 @@ enum class Kind {
   out_of_bounds,    // outside every array
   misaligned,       // an address that is no multiple of the access's size
   uninitialised,    // a read of memory that nobody has written
+  missing_fence,    // use by TMA or wgmma of what a fence should have made visible to it
   unfinished_copy,  // use of memory that an asynchronous copy has still to fill
   barrier_misuse,   // a barrier used otherwise than it was made for
   bad_index,        // an index outside an array of fixed size, be it inside a larger one

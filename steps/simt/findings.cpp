@@ -71,6 +71,8 @@ const char* name_of(Kind kind) {
       return "misaligned";
     case Kind::uninitialised:
       return "uninitialised";
+    case Kind::missing_fence:
+      return "missing fence";
     case Kind::unfinished_copy:
       return "unfinished copy";
     case Kind::barrier_misuse:

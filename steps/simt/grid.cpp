@@ -9,6 +9,7 @@
 #include "harness/error.h"
 #include "simt/block.h"
 #include "simt/findings.h"
+#include "simt/flags.h"
 #include "simt/observer.h"
 #include "simt/symbols.h"
 
@@ -140,7 +141,10 @@ void run_grid(const Launch& launch) {
   std::mutex counting;
   Counters of_launch;
   of_launch.launches = 1;
-  pool().run(int(std::min<uint64_t>(blocks, uint64_t(worker_count()))), [&](BlockRunner& runner) {
+  const int workers = int(std::min<uint64_t>(blocks, uint64_t(worker_count())));
+  forget_flags();
+  grid_progress::begin(workers);
+  pool().run(workers, [&](BlockRunner& runner) {
     runner.begin(launch);
     for (uint64_t number; !enough_found() && (number = next_block++) < blocks;) {
       const unsigned x = unsigned(number % launch.grid.x);
@@ -148,6 +152,7 @@ void run_grid(const Launch& launch) {
       const unsigned z = unsigned(number / launch.grid.x / launch.grid.y);
       runner.run_block({x, y, z}, number);
     }
+    grid_progress::worker_ends();
     if (!launch.observed) return;
     std::lock_guard lock(counting);
     runner.observer->end_launch(of_launch);

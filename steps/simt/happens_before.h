@@ -57,7 +57,10 @@ class HappensBefore {
   View take_view(int thread);
 
   // A new agent's number. Its moments are counted by whoever makes it.
-  int add_agent() { return agents_++; }
+  int add_agent() {
+    exhausted_ |= agents_ == (1 << Moment::kThreadBits) - 1;
+    return agents_++;
+  }
   // Enters into `clock` that the agent is known up to this moment.
   void learn_agent(Clock& clock, int agent, unsigned moment) const;
   uint64_t agent_stamp(int agent, unsigned moment) const {

@@ -1,14 +1,143 @@
-// Hopper's instructions for the CPU executor: the twin of harness/hopper.h, which says what each function does.
+// Hopper's mbarriers, TMA and bulk copies for the CPU executor: the twin of harness/hopper.h, which says what each
+// function does. The work is done by the executor (mbarriers.cpp, bulk_copies.cpp, flags.cpp).
+//
+// Clusters are not modelled: a block is alone.
 #pragma once
 #include "simt/tensor_cores.h"
 
+namespace simt {
+
+// The state is the executor's; these bytes mark the place.
+struct Mbarrier {
+  uint64_t state;
+};
+void init_mbarrier(Mbarrier* barrier, unsigned arrivals);
+void arrive_at_mbarrier(Mbarrier* barrier, unsigned expected_bytes);
+void wait_for_mbarrier(Mbarrier* barrier, unsigned parity);
+bool test_mbarrier(Mbarrier* barrier, unsigned parity);
+void fence_mbarriers();
+void fence_async_proxy();
+
+// A tensor of three dimensions in global memory, and the boxes that it is moved in: `box_rows` rows of 128 bytes.
+struct alignas(128) TensorMap {
+  const unsigned char* base;
+  unsigned size[3];
+  unsigned box_rows;
+  unsigned element_bytes;
+};
+// Throws flash::KernelFault for what a driver refuses.
+TensorMap make_tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows, unsigned element_bytes);
+
+void start_box_load(void* shared, const TensorMap* map, int x, int y, int z, Mbarrier* barrier);
+void start_box_store(const TensorMap* map, const void* shared, int x, int y, int z);
+void start_bulk_load(void* shared, const void* global, unsigned bytes, Mbarrier* barrier);
+void start_bulk_store(float* global, const void* shared, unsigned bytes);
+void start_bulk_add(float* global, const void* shared, unsigned bytes);
+void commit_bulk_stores();
+void wait_for_bulk_reads(int pending);
+void wait_for_bulk_stores(int pending);
+
+int read_flag(const int* flag);
+void write_flag(int* flag, int value);
+
+}  // namespace simt
+
 namespace flash {
 inline namespace FLASH_TARGET {
+
+using simt::Mbarrier, simt::TensorMap;
+
+SIMT_INLINE void mbarrier_init(Mbarrier* barrier, unsigned arrivals) {
+  simt::init_mbarrier(barrier, arrivals);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void mbarrier_arrive(Mbarrier* barrier) {
+  simt::arrive_at_mbarrier(barrier, 0);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void mbarrier_arrive_expect_tx(Mbarrier* barrier, unsigned bytes) {
+  simt::arrive_at_mbarrier(barrier, bytes);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
+  simt::wait_for_mbarrier(barrier, parity);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE bool mbarrier_test(Mbarrier* barrier, unsigned parity) {
+  const bool over = simt::test_mbarrier(barrier, parity);
+  simt::stay_in_kernel();
+  return over;
+}
+SIMT_INLINE void fence_mbarrier_init() {
+  simt::fence_mbarriers();
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void fence_proxy_async() {
+  simt::fence_async_proxy();
+  simt::stay_in_kernel();
+}
+
+template <class T>
+TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows) {
+  return simt::make_tensor_map(base, size, box_rows, sizeof(T));
+}
+SIMT_INLINE void tma_prefetch(const TensorMap*) {}
+SIMT_INLINE void tma_load_3d(void* shared, const TensorMap* map, int x, int y, int z, Mbarrier* barrier) {
+  simt::start_box_load(shared, map, x, y, z, barrier);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void tma_store_3d(const TensorMap* map, const void* shared, int x, int y, int z) {
+  simt::start_box_store(map, shared, x, y, z);
+  simt::stay_in_kernel();
+}
+
+SIMT_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
+  simt::start_bulk_load(shared, global, bytes, barrier);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void bulk_store(float* global, const void* shared, unsigned bytes) {
+  simt::start_bulk_store(global, shared, bytes);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void bulk_reduce_add(float* global, const void* shared, unsigned bytes) {
+  simt::start_bulk_add(global, shared, bytes);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void bulk_commit() {
+  simt::commit_bulk_stores();
+  simt::stay_in_kernel();
+}
+template <int kPending>
+SIMT_INLINE void bulk_wait_read() {
+  simt::wait_for_bulk_reads(kPending);
+  simt::stay_in_kernel();
+}
+template <int kPending>
+SIMT_INLINE void bulk_wait() {
+  simt::wait_for_bulk_stores(kPending);
+  simt::stay_in_kernel();
+}
 
 SIMT_INLINE void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
   simt::store_matrices(row, r);
   simt::stay_in_kernel();
 }
+
+SIMT_INLINE int load_acquire(const int* p) {
+  const int x = simt::read_flag(p);
+  simt::stay_in_kernel();
+  return x;
+}
+SIMT_INLINE void store_release(int* p, int x) {
+  simt::write_flag(p, x);
+  simt::stay_in_kernel();
+}
+
+// How many registers a thread has is not modelled.
+template <int kRegisters>
+SIMT_INLINE void setmaxnreg_inc() {}
+template <int kRegisters>
+SIMT_INLINE void setmaxnreg_dec() {}
 
 }  // namespace FLASH_TARGET
 }  // namespace flash

@@ -25,7 +25,7 @@ NamedBarrier& arrive(int id, int threads, bool waits, const void* code) {
                      " takes for one of " + std::to_string(barrier.expected) + " at ",
                  barrier.code}});
   }
-  if (block.observed) block.observer->release(barrier.gathered);
+  if (observer()) observer()->release(barrier.gathered);
   if (waits) barrier.waiting.push_back(block.running->id);
   if (++barrier.arrived < threads) return barrier;
   if (block.observed) {
@@ -41,13 +41,17 @@ NamedBarrier& arrive(int id, int threads, bool waits, const void* code) {
 }  // namespace
 
 void sync_named_barrier(int id, int threads) {
+  const ObservationPause pause;
   const void* code = SIMT_CALLER;
   const unsigned before = runner->async->named[size_t(id) % kNamedBarriers].generation;
   NamedBarrier& barrier = arrive(id, threads, true, code);
   if (barrier.generation == before) runner->wait_while(&barrier.generation, before, kWhat, code);
-  if (runner->observed) runner->observer->acquire(barrier.published);
+  if (observer()) observer()->acquire(barrier.published);
 }
 
-void arrive_at_named_barrier(int id, int threads) { arrive(id, threads, false, SIMT_CALLER); }
+void arrive_at_named_barrier(int id, int threads) {
+  const ObservationPause pause;
+  arrive(id, threads, false, SIMT_CALLER);
+}
 
 }  // namespace simt

@@ -79,6 +79,11 @@ void Observer::begin_launch(const Launch& launch) {
 void Observer::begin_block(uint64_t number) {
   for (size_t warp = 0; warp < lanes_of_warp_.size(); ++warp) flush(int(warp));
   order_.begin_block(first_block + number, block_.threads);
+  proxy_fences_.assign(size_t(block_.threads), {});
+  mbarrier_fences_.assign(size_t(block_.threads), {});
+  fenced_.assign(size_t(block_.threads), false);
+  acquired_.clear();
+  product_groups_ = 0;
   dynamic_.mark(dynamic_.begin, dynamic_.bytes, kUnwritten);
   dynamic_.has_copies = false;
   for (Region* region : touched_) {
@@ -90,6 +95,7 @@ void Observer::begin_block(uint64_t number) {
 void Observer::end_launch(Counters& counters) {
   for (size_t warp = 0; warp < lanes_of_warp_.size(); ++warp) flush(int(warp));
   for (const auto& [key, site] : sites_) {
+    if (site->traffic.traffic.requests == 0) continue;
     (site->traffic.shared ? counters.shared : counters.global) += site->traffic.traffic;
     counters.sites.push_back(site->traffic);
   }
@@ -97,6 +103,7 @@ void Observer::end_launch(Counters& counters) {
 
 void Observer::forget_accesses() {
   dynamic_.forget_accesses();
+  product_reads_.clear();
   for (auto& [place, region] : static_regions_) region->forget_accesses();
 }
 
@@ -202,21 +209,6 @@ void Observer::flush(int warp) {
 
 // ---- Findings
 
-namespace {
-
-// While a finding is put into words nothing is observed. The observed kernel files bring instrumented copies of the
-// standard library's templates along, and the linker may have chosen those for this file too.
-class ObservationPause {
- public:
-  ObservationPause() : paused_(std::exchange(observing, nullptr)) {}
-  ~ObservationPause() { observing = paused_; }
-
- private:
-  Observer* paused_;
-};
-
-}  // namespace
-
 std::string Observer::place_in(const Region& region, uintptr_t address) const {
   const std::string place = " at byte " + std::to_string(address - region.begin);
   if (region.space == Space::global) return "global memory" + place + " of an array of " + std::to_string(region.bytes);
@@ -228,7 +220,7 @@ bool Observer::already_told(unsigned site, unsigned other) {
 }
 
 void Observer::out_of_bounds(uintptr_t address, unsigned size, bool write, const void* code) {
-  observing = nullptr;
+  const ObservationPause pause;
   const std::string verb = std::string(write ? "writes " : "reads ") + bytes_text(size);
   if (address - dynamic_.begin < kSharedArenaBytes)
     block_.fail(Kind::out_of_bounds, code,
@@ -247,7 +239,7 @@ void Observer::out_of_bounds(uintptr_t address, unsigned size, bool write, const
 }
 
 void Observer::misaligned(const Site& site, uintptr_t address) {
-  observing = nullptr;
+  const ObservationPause pause;
   block_.fail(Kind::misaligned, site.code,
               {{std::string(site.traffic.write ? "writes " : "reads ") + bytes_text(site.size) + " of " +
                 place_in(*site.region, address)}});
@@ -275,27 +267,53 @@ void Observer::unfinished(const Site& site, uintptr_t address) {
              {" by " + block_.describe_thread(int(copy.thread())) + ", and is not waited for"}}});
 }
 
+// Whose access a moment is of, in words.
+std::string Observer::who_of(Moment moment) const {
+  if (moment.is_agent()) return "an asynchronous operation";
+  std::string whose = block_.describe_thread(int(moment.thread()));
+  if (moment.block() == order_.block()) return whose;
+  const uint64_t number = moment.block() - first_block;
+  const dim3 grid = launch_->grid;
+  return whose + " of block (" + std::to_string(number % grid.x) + "," + std::to_string(number / grid.x % grid.y) +
+         "," + std::to_string(number / grid.x / grid.y) + ")";
+}
+
 void Observer::race(const Site& site, uintptr_t address, Moment other, bool other_wrote, bool atomic) {
   const ObservationPause pause;
   if (already_told(site.number, other.site())) return;
-  std::string whose = other.is_agent() ? "an asynchronous operation" : block_.describe_thread(int(other.thread()));
-  if (other.block() != order_.block()) {
-    const uint64_t number = other.block() - first_block;
-    const dim3 grid = launch_->grid;
-    whose += " of block (" + std::to_string(number % grid.x) + "," + std::to_string(number / grid.x % grid.y) + "," +
-             std::to_string(number / grid.x / grid.y) + ")";
-  }
-  if (!other.is_agent() && int(other.thread()) == block_.running->id && other.block() == order_.block())
-    whose = "another thread";
+  const bool mine = !other.is_agent() && int(other.thread()) == block_.running->id && other.block() == order_.block();
+  const std::string whose = mine ? "another thread" : who_of(other);
   add_note({Kind::race,
             site.code,
             block_.who(),
-            {{std::string(atomic               ? "atomically changes "
-                          : site.traffic.write ? "writes "
-                                               : "reads ") +
+            {{std::string(atomic && site.traffic.write ? "atomically changes "
+                          : site.traffic.write         ? "writes "
+                                                       : "reads ") +
                   place_in(*site.region, address) + ", which " + whose + (other_wrote ? " writes" : " reads") + " at ",
               code_of_site(other.site())},
              {", and nothing orders the two"}}});
+}
+
+void Observer::overtaken(const Site& site, uintptr_t address, Moment write) {
+  const ObservationPause pause;
+  if (already_told(site.number, write.site())) return;
+  add_note({Kind::race,
+            site.code,
+            block_.who(),
+            {{"reads " + place_in(*site.region, address) + " until it is waited for, and before that " + who_of(write) +
+                  " writes there at ",
+              code_of_site(write.site())}}});
+}
+
+void Observer::unfenced(const Site& site, uintptr_t address, Moment write) {
+  const ObservationPause pause;
+  if (already_told(site.number, write.site())) return;
+  add_note({Kind::missing_fence,
+            site.code,
+            block_.who(),
+            {{"reads " + place_in(*site.region, address) + " asynchronously, which " + who_of(write) + " writes at ",
+              code_of_site(write.site())},
+             {", without a fence_proxy_async in between"}}});
 }
 
 }  // namespace simt

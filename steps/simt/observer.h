@@ -8,8 +8,13 @@
 //                   unless both are atomic
 //   traffic         as requests of warps
 //
-// Not watched: a thread's own stack, kernel arguments, constant memory; whether another block has finished (there is no
-// such order in CUDA, short of atomics and fences, which are not understood here).
+//   fences          between threads' own writes to shared memory and reads of it by TMA and wgmma
+//
+// What is asynchronous takes time from its start to the wait for it: a copy's target may not be used in between, what a
+// copy or a product reads may not be written.
+//
+// Not watched: a thread's own stack, kernel arguments, constant memory. Between blocks only flags make an order: by
+// store_release and load_acquire, or by atomics of threads that have called __threadfence before.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -17,15 +22,24 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "simt/block.h"
+#include "simt/flags.h"
 #include "simt/happens_before.h"
+#include "simt/hopper.h"
 #include "simt/shadow.h"
 #include "simt/symbols.h"
 #include "simt/traffic.h"
 
 namespace simt {
+
+struct BulkCopy;
+struct MbarrierState;
+struct Warpgroup;
+
+constexpr int kMaxWarpgroups = 8;
 
 // A place in the code that touches memory, as one worker sees it in one launch. A place that touches both global and
 // shared memory counts as two.
@@ -45,6 +59,7 @@ class Observer {
   void begin_launch(const Launch& launch);
   void begin_block(uint64_t number);
   void resume(int thread);  // this one runs from now on
+  void end_turn();          // others run if it has made many accesses
   void met(const std::vector<int>& members, bool orders_memory);
   void complete_requests(const std::vector<int>& members);
   void end_launch(Counters& counters);  // adds what was counted
@@ -57,12 +72,45 @@ class Observer {
   // Barriers at which some arrive and others wait: the running thread leaves what it knows, or takes what was left.
   void release(Gathered& gathered);
   SharedClock publish(Gathered& gathered) const { return order_.publish(gathered); }
-  void acquire(const SharedClock& published) { order_.acquire(me_, published); }
+  void acquire(const SharedClock& published);
+
+  // ---- What is asynchronous (async_observer.cpp)
 
   // Shared memory that a copy of the running thread will fill, and has filled: from then on it is as if the thread
-  // had just written it. (async_observer.cpp)
+  // had just written it.
   void mark_in_flight(uintptr_t address, size_t bytes);
   void land_own_copy(uintptr_t address, size_t bytes, const void* code);
+
+  void init_mbarrier(MbarrierState& barrier);
+  void use_mbarrier(const Mbarrier* barrier, bool arrives, const void* code);
+  void end_phase(MbarrierState& barrier);
+  void fence_mbarriers();
+  void fence_proxy();
+
+  void start_load(const BulkCopy& copy, MbarrierState& barrier);
+  void finish_load(const BulkCopy& copy, const MbarrierState& barrier);
+  void start_store(BulkCopy& copy);
+  void finish_store_reads(const BulkCopy& copy);
+  void finish_store_writes(const BulkCopy& copy);
+  void act_as(int thread) { me_ = thread; }
+
+  // Products of a warpgroup read pieces of 16 bytes of dynamic shared memory, from the start to the end of a wait.
+  void start_product_reads(const uint32_t* offsets, size_t count, int first_thread, const void* code);
+  View take_view(int thread) { return order_.take_view(thread); }
+  void begin_product_wait(Warpgroup& group);
+  void finish_product_reads(const uint32_t* offsets, size_t count, const View& issued, int group_number,
+                            const Warpgroup& group, const void* code);
+  void end_product_wait(const Warpgroup& group, int first_thread);
+
+  // ---- Order between blocks (flags.h)
+
+  void fence_memory() { fenced_[size_t(me_)] = true; }
+  bool has_fenced() const { return fenced_[size_t(me_)]; }
+  bool uses_flags() const { return has_fenced() || any_flag_tells(); }
+  void acquire_flag(const SharedKnowledge& told);
+  // What the running thread knows of all blocks, and what was told before.
+  SharedKnowledge knowledge(const SharedKnowledge& before);
+  void write_flag(uintptr_t address, const void* code);
 
   BlockRunner& block() { return block_; }
 
@@ -71,7 +119,26 @@ class Observer {
   void check_cell(const Site& site, Cell& cell, uintptr_t address, bool atomic);
   template <unsigned kSize, bool kWrite>
   void check_order(const Site& site, uintptr_t address, bool atomic);
+  template <bool kWrite>
+  void check_range(const Site& site, uintptr_t address, size_t bytes, bool atomic);
+  void check_product_reads(const Site& site, uintptr_t address, size_t bytes);
   bool conflicts(Moment earlier) const;
+  bool flags_cover(Moment earlier) const;
+  bool knows(const Acquired& acquired) const;
+
+  // Reads of 16 bytes of shared memory past the threads' own view of it: by TMA, or by wgmma. `checked` is the last
+  // moment that was found to come before them.
+  struct AsyncReaders {
+    std::array<int, 4> threads;  // those that must know of what is read
+    int count;
+    uint64_t checked = 0;
+  };
+  void check_async_read(const Site& site, uintptr_t piece, AsyncReaders& readers);
+  bool check_writer(const Site& site, uintptr_t address, uint64_t write, AsyncReaders& readers);
+  bool is_fenced(Moment write, int reader) const;
+  void check_untouched(const Site& site, uintptr_t piece, const View& issued, uint64_t& checked);
+  bool is_readable(const Site& site, uintptr_t address, size_t bytes);
+  void count_bulk(Site& site, uint64_t bytes, uint64_t transactions);
 
   Site* site_of(uintptr_t address, unsigned size, bool write, const void* code);
   Site& find_or_add_site(const void* code, bool shared, bool write, unsigned size);
@@ -86,9 +153,12 @@ class Observer {
   [[noreturn]] void misaligned(const Site& site, uintptr_t address);
   void uninitialised(const Site& site, uintptr_t address);
   void unfinished(const Site& site, uintptr_t address);
+  void overtaken(const Site& site, uintptr_t address, Moment write);
+  void unfenced(const Site& site, uintptr_t address, Moment write);
   void race(const Site& site, uintptr_t address, Moment other, bool other_wrote, bool atomic);
   bool already_told(unsigned site, unsigned other);
   std::string place_in(const Region& region, uintptr_t address) const;
+  std::string who_of(Moment moment) const;
 
   BlockRunner& block_;
   const Launch* launch_ = nullptr;
@@ -109,10 +179,40 @@ class Observer {
   std::unordered_map<size_t, std::unique_ptr<Region>> static_regions_;  // by place
   std::vector<Region*> touched_;                                        // by this launch
   Region dynamic_;
+
+  // Clocks of each thread's fences between its own accesses and those of TMA and wgmma, in order, and what it knew at
+  // the last one; the same for fences that make initialised mbarriers visible.
+  struct Fences {
+    std::vector<unsigned> clocks;
+    View view;
+  };
+  std::vector<Fences> proxy_fences_, mbarrier_fences_;  // by thread
+
+  // By 16 bytes of dynamic shared memory: the last product of each warpgroup that has read them.
+  std::vector<std::array<uint64_t, kMaxWarpgroups>> product_reads_;
+  int product_groups_ = 0;  // of this block, that have read any
+
+  std::vector<bool> fenced_;        // by thread: whether it has called __threadfence
+  std::vector<Acquired> acquired_;  // from other blocks
 };
 
 // The observer of this OS thread while observed kernel code runs on it, else null.
 extern thread_local Observer* observing;
+
+// The observer of the present launch; null if it is not observed.
+inline Observer* observer() { return runner->observed ? runner->observer.get() : nullptr; }
+
+// While the executor does something for a kernel nothing is observed. The observed kernel files bring instrumented
+// copies of the standard library's templates along, and the linker may have chosen those for the executor too.
+class ObservationPause {
+ public:
+  ObservationPause() : paused_(std::exchange(observing, nullptr)) {}
+  ~ObservationPause() { observing = paused_; }
+  ObservationPause(const ObservationPause&) = delete;
+
+ private:
+  Observer* paused_;
+};
 
 // Gives the blocks of a launch numbers of their own, and begins a list of sites. Throws flash::Error if there are not
 // as many numbers. Returns whether numbers began anew: then what is known of earlier accesses must be forgotten.

@@ -84,9 +84,9 @@ void store_fragments(Meeting& meeting, unsigned) {
 // The row of 16 bytes whose address a lane gives must be shared memory.
 void check_row(const char* what, const void* row, bool write, const void* code) {
   BlockRunner& block = *runner;
-  if (observing) {
-    write ? observing->access<16, true>(uintptr_t(row), code, false)
-          : observing->access<16, false>(uintptr_t(row), code, false);
+  if (observer()) {
+    write ? observer()->access<16, true>(uintptr_t(row), code, false)
+          : observer()->access<16, false>(uintptr_t(row), code, false);
   }
   if (uintptr_t(row) % 16 != 0)
     block.fail(Kind::misaligned, code,
@@ -98,12 +98,14 @@ void check_row(const char* what, const void* row, bool write, const void* code) 
 }  // namespace
 
 void mma(Element type, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  const ObservationPause pause;
   Fragments mine{type, d, a, b};
   if (meet_in_warp(kAllLanes, "mma_m16n8k16", &mine, multiply_fragments, SIMT_CALLER, /*orders_memory=*/false))
     runner->counts.matrix_flops += 2 * 16 * 8 * 16;
 }
 
 void load_matrices(uint32_t (&r)[4], const void* row, bool transposed) {
+  const ObservationPause pause;
   const char* what = transposed ? "ldmatrix_x4_trans" : "ldmatrix_x4";
   check_row(what, row, false, SIMT_CALLER);
   MatrixRow mine{r, static_cast<uint16_t*>(const_cast<void*>(row))};
@@ -112,6 +114,7 @@ void load_matrices(uint32_t (&r)[4], const void* row, bool transposed) {
 }
 
 void store_matrices(void* row, const uint32_t (&r)[4]) {
+  const ObservationPause pause;
   check_row("stmatrix_x4", row, true, SIMT_CALLER);
   MatrixRow mine{const_cast<uint32_t*>(r), static_cast<uint16_t*>(row)};
   meet_in_warp(kAllLanes, "stmatrix_x4", &mine, store_fragments, SIMT_CALLER, /*orders_memory=*/false);

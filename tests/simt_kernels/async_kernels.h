@@ -33,6 +33,25 @@ struct AsyncKernels {
   static void conversions(const float* in, float* exp2, uint32_t* bf16, uint32_t* half, int count);  // pairs
   static void hand_over(float* out, int rounds);  // warp 0 to warp 1 by named barriers, 32 results
 
+  // hopper.cu
+  // Loads the box of 16 rows at `at` of a tensor of 1- or 2-byte elements, and stores it to another one; raw: 2,048
+  // bytes, as they lie in shared memory.
+  static void move_box(bool bytes, const void* from, void* to, const unsigned (&size)[3], const int (&at)[3],
+                       uint8_t* raw);
+  static void bulk_runs(const float* in, float* out);           // in: 256 floats, out: 512
+  static void ring_sum(const float* in, float* out, int rows);  // rows of 32 floats
+  static void flag_chain(int* flag, int* list, int blocks);     // 32 ints
+  static void last_block_sum(int* counter, int* parts, int* sum, int blocks);
+  static void lock_and_count(int* lock, int* count, int blocks);  // 32 threads a block, 3 times each
+
+  // wgmma.cu
+  // type: half, bfloat16, e4m3; layout: a and b K-major; a in registers; b, a, both MN-major; b MN-major, a in
+  // registers
+  static void wgmma_product(int type, int layout, int n, const void* a, const void* b, float* d);
+  // c [m][64] = a [m][k] · b [64][k]ᵀ in half; m a multiple of 128, k of 64
+  static void wgmma_pipeline(const uint16_t* a, const uint16_t* b, float* c, int m, int k);
+  static void e4m3_numbers(const float* in, uint32_t* packed, float* back, int count);
+
   // ampere_faults.cu
   static void ampere_fault(AsyncFault fault, const float* in, float* out);  // 64 floats
   static int ampere_fault_line();
