@@ -158,7 +158,6 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
 
     float dK[D / 2] = {}, dV[D / 2] = {};  // 64 keys × D
 
-    using Scores = float(&)[Br / 2];          // 64 keys × Br queries
     using Rounded = uint32_t(&)[Br / 16][4];  // the same, as wgmma's first operand
     using Part = float(&)[S::kPartQueries / 2];
 
@@ -363,7 +362,7 @@ void backward_with(const Problem& p, const Tensors& t, Stream stream) {
                          .work = int(checked_grid_length(p.kv_heads() * ceil_div(p.Nk, kBc)))};
     launch(backward_kernel<S>, grid_of(std::min(a.work, multiprocessors())), 384, sizeof(Shared<S>), stream, a);
   }
-  launch(finish_dQ<S>, grid_of(p.query_heads() * ceil_div(p.Nq, kFinishedRows<S>)), 256, 0, stream, p,
+  launch(finish_dQ<S>, grid_of(p.query_heads() * S::query_tiles(p) * (S::Br / kFinishedRows<S>)), 256, 0, stream, p,
          static_cast<const float*>(sum), static_cast<Element*>(t.dQ));
 }
 
