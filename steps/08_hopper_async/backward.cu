@@ -1,22 +1,24 @@
-// 08 asynchronous attention, backward: one kernel for all three gradients, TMA and wgmma, no warp waits for another's
-// work if it can help it.
+// 08 asynchronous attention, backward: all three gradients in one kernel, by TMA and wgmma, and no warp waits for
+// another where it need not.
 //
 //     Sᵀ = K Qᵀ      Pᵀ = exp(scale · Sᵀ − LSE)      dPᵀ = V dOᵀ      dSᵀ = Pᵀ ∘ (dPᵀ − D)      D = rowsum(dO ∘ O)
 //     dV = Pᵀ dO     dK = scale · dSᵀ Q              dQ = scale · dS K
 //
-//     Q, O, dO, dQ [B, Hq, Nq, D]   K, V, dK, dV [B, Hkv, Nk, D]   fp16 or bf16     LSE [B, Hq, Nq] fp32
+//     Q, O, dO, dQ [B, Hq, Nq, D]   K, V, dK, dV [B, Hkv, Nk, D]   fp16 or bf16     LSE [B, Hq, Nq]   fp32
 //
 // A block owns 128 keys of a head and visits the query tiles that see them, as keys_gradient of chapter 06 does. New:
-// - Warps have roles. A producer thread fetches by TMA; two consumer warpgroups of 64 keys each compute; two senders
-// carry
-//   dQ away. Barriers in shared memory say which buffer is full and which is free, and nothing else keeps them in step.
-// - S and dP are computed transposed, so that Pᵀ and dSᵀ are in the registers in which wgmma takes its first operand.
-//   Only dS goes to shared memory, for dQ, where both warpgroups' keys come together.
-// - dQ is added to an fp32 sum in global memory by bulk reductions. Five products a tile, not seven; the price is
-// traffic.
-// - Blocks are persistent: they take keys from a common counter until none are left, and while the last dK and dV
-// leave,
-//   the next K, V and Q arrive.
+//
+// 1. Warps have roles. A producer thread fetches by TMA, two consumer warpgroups of 64 keys each compute, two sender
+//    threads carry dQ away. Barriers in shared memory say which place is full and which is free; that is all that ties
+//    them together.
+// 2. S and dP are computed transposed, so that Pᵀ and dSᵀ lie in the registers where wgmma wants its first operand.
+// Only
+//    dS goes to shared memory: for dQ, the sum over the keys of both warpgroups.
+// 3. Blocks add their shares of dQ to an fp32 sum in global memory, by bulk reductions. Five products a tile, where
+//    chapter 06 has seven; the price is the traffic.
+// 4. Blocks stay. Each takes keys from a common counter until none are left, and while its last dK and dV leave, the
+// next
+//    K, V and Q arrive.
 //
 // Page: docs/08_hopper_async.md.  Source: FlashAttention-3 (Shah et al. 2024).
 #include "backward_tiles.h"
@@ -88,16 +90,15 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared<S>& s) {
 
 // ---- The senders: a thread for each consumer warpgroup adds its parts of dQ to the sum in global memory
 
-// Waits until this part of the sum may be added to. True for who comes first: it stores, and the sum needs no zeros.
+// Waits until this part of the sum may be added to. True for who comes first: it stores, and so the sum needs no zeros.
+// The flag, as it was a moment ago, is `state`.
 __device__ __forceinline__ bool wait_for_turn(int* flag, int state, int key_block, bool deterministic) {
-  if (deterministic) {  // the flag counts the blocks of keys that have added, in their order
-    while (state != key_block) state = load_acquire(flag);
-    return state == 0;
-  }
-  if (state == 0) state = atomicCAS(flag, 0, 1);  // 0: nothing there, 1: the first is storing, 2: add
-  if (state == 0) return true;
-  while (state != 2) state = load_acquire(flag);
-  return false;
+  // Deterministic: it counts the blocks of keys that have added, in their order. Else 0: nothing is there, 1: the first
+  // is storing, 2: add.
+  if (!deterministic && state == 0 && atomicCAS(flag, 0, 1) == 0) return true;
+  const int turn = deterministic ? key_block : 2;
+  while (state != turn) state = load_acquire(flag);
+  return turn == 0;
 }
 
 template <class S>
@@ -142,8 +143,8 @@ template <class S>
 __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
   using Element = typename S::Element;
   constexpr int D = S::D, Br = S::Br, kPanels = D / 64;
-  const int wg =
-      __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0) - 1;  // tells the compiler: the same in a whole warp
+  // The shuffle changes nothing; it tells the compiler that all lanes have the same number.
+  const int wg = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0) - 1;
   const int thread = int(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
   const auto release = [&](Mbarrier& empty) {
     __syncwarp();
@@ -158,8 +159,8 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
 
     float dK[D / 2] = {}, dV[D / 2] = {};  // 64 keys × D
 
-    using Rounded = uint32_t(&)[Br / 16][4];  // the same, as wgmma's first operand
-    using Part = float(&)[S::kPartQueries / 2];
+    using Rounded = uint32_t(&)[Br / 16][4];     // 64 keys × Br queries, as wgmma's first operand
+    using Part = float(&)[S::kPartQueries / 2];  // see Shape
 
     // Pᵀ and dSᵀ of one tile. dS also goes to shared memory.
     const auto scores = [&](Rounded P16, Rounded dS16, bool first) {
@@ -221,14 +222,15 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
       add_product<D, Br / 16, Br>(dK, dS16, s.Q[n % 2][0][0]);
       wgmma_commit();
     };
-    const auto start_dQ = [&](Part dQ,
-                              int n) {  // dQᵀ = Kᵀ dSᵀ, the sum over all 128 keys: half of it for each warpgroup
+    // dQᵀ = Kᵀ dSᵀ of round n, over all 128 keys: one part of it for each warpgroup.
+    const auto start_dQ = [&](Part dQ, int n) {
       s.ds.wait_full(n);
       wgmma_fence();
       product<S::kPartQueries, kBc / 16, Major::MN, kBc, Major::K, Br>(dQ, s.K[S::kPartsByDim ? wg : 0][0],
                                                                        s.dS[n % 2][0][S::kPartsByDim ? 0 : wg * 64]);
       wgmma_commit();
     };
+    // To the sender.
     const auto hand_over_dQ = [&](Part dQ, int n) {
       release(s.ds.empty[n % 2]);
       s.dq[wg].wait_empty(n);
@@ -249,7 +251,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
       start_dK(dS16);
       wgmma_wait<0>(dK);
       release(s.grad.empty[n % 2]);
-      release(s.q.empty[n % 2]);
+      mbarrier_arrive(&s.q.empty[n % 2]);
       n++;
     }
     for (int round = 1; round < rounds; round++, n++) {
@@ -263,7 +265,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
       release(s.grad.empty[n % 2]);
       hand_over_dQ(dQ, n - 1);  // while dK is computed
       wgmma_wait<0>(dK);
-      release(s.q.empty[n % 2]);
+      mbarrier_arrive(&s.q.empty[n % 2]);
     }
     float dQ[S::kPartQueries / 2];
     start_dQ(dQ, n - 1);
@@ -293,7 +295,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
     named_barrier_sync(1, 256);  // both warpgroups are done with dS
     store(&a.dV, dV, 1, reinterpret_cast<Element*>(s.dS) + wg * 64 * D);
     s.dq[wg].wait_empty(n);
-    store(&a.dK, dK, float(a.p.scale), s.dQ[wg]);
+    store(&a.dK, dK, a.scale, s.dQ[wg]);
     release(s.taken.empty[t % 2]);
   }
   if (thread == 0) bulk_wait<0>();
@@ -305,7 +307,8 @@ __global__ void __launch_bounds__(384, 1) backward_kernel(const __grid_constant_
   auto& s = *dynamic_shared<Shared<S>>();
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&a.Q, &a.dO, &a.K, &a.V, &a.dK, &a.dV}) tma_prefetch(map);
-    s.k.init(1, 8), s.v.init(1, 8), s.q.init(1, 8), s.grad.init(1, 8);  // 1 producer; 8 warps consume
+    s.k.init(1, 8), s.v.init(1, 8), s.grad.init(1, 8);  // 1 producer; 8 warps consume
+    s.q.init(1, 256);                                   // every thread, since each has read LSE and D itself
     s.ds.init(8, 8);
     for (auto& part : s.dq) part.init(4, 1);
     s.taken.init(1, 10);
@@ -331,39 +334,12 @@ void backward_with(const Problem& p, const Tensors& t, Stream stream) {
     launch(clear<Element>, blocks, 256, 0, stream, static_cast<Element*>(t.dV), p.kv_elements());
     return;
   }
-  const size_t parts = S::part_of(p, int(p.query_heads()), 0);
-  int* taken = t.scratch<int>("counters");
-  float *lse2 = t.scratch<float>("LSE in base 2"), *row_dot = t.scratch<float>("D"),
-        *sum = t.scratch<float>("dQ in fp32");
-  launch(prepare<S>, grid_of(p.query_heads() * ceil_div(S::query_tiles(p) * S::Br, kPreparedRows<S>)), 256, 0, stream,
-         p, static_cast<const Element*>(t.O), static_cast<const Element*>(t.dO), static_cast<const float*>(t.LSE), lse2,
-         row_dot, taken, 1 + parts);
-  if (p.Nk > 0) {
-    const unsigned query_size[3] = {unsigned(S::D), unsigned(p.Nq), unsigned(p.query_heads())};
-    const unsigned key_size[3] = {unsigned(S::D), unsigned(p.Nk), unsigned(p.kv_heads())};
-    const Arguments a = {.p = p,
-                         .scale_log2 = float(p.scale * 1.4426950408889634),
-                         .Q = tensor_map<Element>(t.Q, query_size, S::Br),
-                         .dO = tensor_map<Element>(t.dO, query_size, S::Br),
-                         .K = tensor_map<Element>(t.K, key_size, kBc),
-                         .V = tensor_map<Element>(t.V, key_size, kBc),
-                         .dK = tensor_map<Element>(t.dK, key_size, 64),
-                         .dV = tensor_map<Element>(t.dV, key_size, 64),
-                         .lse2 = lse2,
-                         .row_dot = row_dot,
-                         .dQ = sum,
-                         .flags = taken + 1,
-                         .taken = taken,
-                         .kv_heads = int(p.kv_heads()),
-                         .heads_together = heads_together<S>(p),
-                         .group = p.Hq / p.Hkv,
-                         .query_tiles = S::query_tiles(p),
-                         .step = p.deterministic && p.causal ? -1 : 1,
-                         .work = int(checked_grid_length(p.kv_heads() * ceil_div(p.Nk, kBc)))};
-    launch(backward_kernel<S>, grid_of(std::min(a.work, multiprocessors())), 384, sizeof(Shared<S>), stream, a);
-  }
-  launch(finish_dQ<S>, grid_of(p.query_heads() * S::query_tiles(p) * (S::Br / kFinishedRows<S>)), 256, 0, stream, p,
-         static_cast<const float*>(sum), static_cast<Element*>(t.dQ));
+  const Arguments a = arguments_of<S>(p, t);
+  launch(prepare<S>, grid_of(p.query_heads() * ceil_div(a.query_tiles * S::Br, kPreparedRows<S>)), 256, 0, stream, a,
+         static_cast<const Element*>(t.O), static_cast<const Element*>(t.dO), static_cast<const float*>(t.LSE));
+  launch(backward_kernel<S>, grid_of(std::min(a.work, multiprocessors())), 384, sizeof(Shared<S>), stream, a);
+  launch(finish_dQ<S>, grid_of(p.query_heads() * a.query_tiles * (S::Br / kFinishedRows<S>)), 256, 0, stream, a,
+         static_cast<Element*>(t.dQ));
 }
 
 // Calls `run` with the shape for this problem.
@@ -380,14 +356,7 @@ void backward(const Problem& p, const Tensors& t, Stream stream) {
 }
 
 std::vector<Workspace> workspace(const Problem& p) {
-  return with_shape_of<__half>(p, [&](auto shape) -> std::vector<Workspace> {
-    using S = decltype(shape);
-    const size_t parts = S::part_of(p, int(p.query_heads()), 0), rows = p.query_heads() * S::query_tiles(p) * S::Br;
-    return {{"dQ in fp32", parts * S::kPartFloats * sizeof(float)},
-            {"LSE in base 2", rows * sizeof(float)},
-            {"D", rows * sizeof(float)},
-            {"counters", (1 + parts) * sizeof(int)}};
-  });
+  return with_shape_of<__half>(p, [&](auto shape) { return workspace_of<decltype(shape)>(p); });
 }
 
 const Registration step = register_step(__FILE__, {.idea = "the backward pass with TMA, wgmma and warps of three roles",

@@ -24,22 +24,20 @@ struct Shape {
   static constexpr bool kPartsByDim = D == 128;
   static constexpr int kPartQueries = kPartsByDim ? Br : Br / 2, kPartFloats = 64 * kPartQueries;
 
-  __host__ __device__ static int query_tiles(const Problem& p) { return ceil_div(p.Nq, Br); }
-  // A tile's first part among all parts of dQ. Each part has a flag beside it, which says who may add.
-  __host__ __device__ static size_t part_of(const Problem& p, int head, int tile) {
-    return (size_t(head) * query_tiles(p) + tile) * 2;
-  }
+  static int query_tiles(const Problem& p) { return ceil_div(p.Nq, Br); }
+  // Of all heads: tile `tile` of head `head` has part 2 · (head · query_tiles + tile) and the next.
+  static size_t parts(const Problem& p) { return p.query_heads() * query_tiles(p) * 2; }
 };
 
 // ---- What the kernel is told
 struct Arguments {
   Problem p;
-  float scale_log2;               // scale · log2(e): exp(x) = 2^(x · log2(e))
+  float scale, scale_log2;        // scale · log2(e): exp(x) = 2^(x · log2(e))
   TensorMap Q, dO, K, V, dK, dV;  // dK and dV in boxes of 64 rows
-  const float *lse2, *row_dot;    // [B · Hq][query tiles · Br]: LSE in base 2; D
+  float *lse2, *row_dot;          // [B · Hq][query tiles · Br]: LSE in base 2; D
   float* dQ;                      // the sum, see Shape
   int *flags, *taken;             // a flag for each part of it; how much of the work has been taken
-  int kv_heads, heads_together;   // see Work
+  int kv_heads, heads_together;   // see work_of
   int group;                      // query heads of a key/value head
   int query_tiles, step;          // of a head; 1 or −1, the direction of the visits
   int work;                       // how much there is
@@ -98,6 +96,36 @@ int heads_together(const Problem& p) {
   return int(std::min(together, p.kv_heads()));
 }
 
+template <class S>
+std::vector<Workspace> workspace_of(const Problem& p) {
+  const size_t rows = p.query_heads() * S::query_tiles(p) * S::Br;
+  return {{"dQ in fp32", S::parts(p) * S::kPartFloats * sizeof(float)},
+          {"LSE in base 2", rows * sizeof(float)},
+          {"D", rows * sizeof(float)},
+          {"flags", (1 + S::parts(p)) * sizeof(int)}};
+}
+
+template <class S>
+Arguments arguments_of(const Problem& p, const Tensors& t) {
+  using Element = typename S::Element;
+  Arguments a = {};
+  a.p = p;
+  a.scale = float(p.scale), a.scale_log2 = float(p.scale * 1.4426950408889634);
+  const unsigned query_size[3] = {unsigned(S::D), unsigned(p.Nq), unsigned(p.query_heads())};
+  const unsigned key_size[3] = {unsigned(S::D), unsigned(p.Nk), unsigned(p.kv_heads())};
+  a.Q = tensor_map<Element>(t.Q, query_size, S::Br), a.dO = tensor_map<Element>(t.dO, query_size, S::Br);
+  if (p.Nk > 0) {
+    a.K = tensor_map<Element>(t.K, key_size, kBc), a.V = tensor_map<Element>(t.V, key_size, kBc);
+    a.dK = tensor_map<Element>(t.dK, key_size, 64), a.dV = tensor_map<Element>(t.dV, key_size, 64);
+  }
+  a.lse2 = t.scratch<float>("LSE in base 2"), a.row_dot = t.scratch<float>("D"), a.dQ = t.scratch<float>("dQ in fp32");
+  a.taken = t.scratch<int>("flags"), a.flags = a.taken + 1;
+  a.kv_heads = int(p.kv_heads()), a.heads_together = heads_together<S>(p), a.group = p.Hq / p.Hkv;
+  a.query_tiles = S::query_tiles(p), a.step = p.deterministic && p.causal ? -1 : 1;
+  a.work = int(checked_grid_length(p.kv_heads() * ceil_div(p.Nk, kBc)));
+  return a;
+}
+
 // ---- Barriers
 // The n-th filling of a buffer with kStages places goes to place n % kStages. Who fills and who uses count n for
 // themselves.
@@ -120,17 +148,18 @@ template <class S>
 constexpr int kPreparedRows = kRowsAThread * 256 / kRowThreads<S>;
 
 // For every row of every query tile D = rowsum(dO ∘ O), and LSE in base 2. A row that sees no key (LSE = −∞), and one
-// past the end, get LSE = +∞: P = 2^(S − ∞) = 0. All counters become 0.
+// past the end, get LSE = +∞: P = 2^(S − ∞) = 0. Flags and counter become 0.
 template <class S>
-__global__ void __launch_bounds__(256)
-    prepare(Problem p, const typename S::Element* O, const typename S::Element* dO, const float* LSE, float* lse2,
-            float* row_dot, int* counters, size_t counter_count) {
+__global__ void __launch_bounds__(256) prepare(const __grid_constant__ Arguments a, const typename S::Element* O,
+                                               const typename S::Element* dO, const float* LSE) {
   using Pair = typename S::Pair;
   constexpr int kThreads = kRowThreads<S>, kStride = 256 / kThreads;
-  for (size_t i = size_t(blockIdx.x) * 256 + threadIdx.x; i < counter_count; i += size_t(gridDim.x) * 256)
-    counters[i] = 0;
+  const Problem& p = a.p;
+  const size_t flags = size_t(p.B) * p.Hq * a.query_tiles * 2;
+  for (size_t i = size_t(blockIdx.x) * 256 + threadIdx.x; i < flags; i += size_t(gridDim.x) * 256) a.flags[i] = 0;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *a.taken = 0;
 
-  const int padded = S::query_tiles(p) * S::Br, blocks = ceil_div(padded, kPreparedRows<S>);
+  const int padded = a.query_tiles * S::Br, blocks = ceil_div(padded, kPreparedRows<S>);
   const int head = int(blockIdx.x) / blocks, piece = int(threadIdx.x) % kThreads;
   const int row0 = int(blockIdx.x) % blocks * kPreparedRows<S> + int(threadIdx.x) / kThreads;
   const size_t first = size_t(head) * p.Nq + row0;
@@ -146,16 +175,16 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
   for (int r = 0; r < kRowsAThread; r++) {
     const int row = row0 + r * kStride;
-    const auto *a = reinterpret_cast<const Pair*>(&o[r]), *b = reinterpret_cast<const Pair*>(&g[r]);
+    const auto *x = reinterpret_cast<const Pair*>(&o[r]), *y = reinterpret_cast<const Pair*>(&g[r]);
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) sum += __low2float(a[i]) * __low2float(b[i]) + __high2float(a[i]) * __high2float(b[i]);
+    for (int i = 0; i < 4; i++) sum += __low2float(x[i]) * __low2float(y[i]) + __high2float(x[i]) * __high2float(y[i]);
 #pragma unroll
     for (int step = kThreads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     if (piece != 0 || row >= padded) continue;
     const float lse = row < p.Nq ? LSE[first + r * kStride] : -INFINITY;
-    lse2[size_t(head) * padded + row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;  // log2(e)
-    row_dot[size_t(head) * padded + row] = sum;
+    a.lse2[size_t(head) * padded + row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;  // log2(e)
+    a.row_dot[size_t(head) * padded + row] = sum;
   }
 }
 
@@ -167,17 +196,18 @@ constexpr int kFinishedRows = !S::kPartsByDim ? S::Br
 
 // From the order of registers to rows, through shared memory.
 template <class S>
-__global__ void __launch_bounds__(256) finish_dQ(Problem p, const float* sum, typename S::Element* dQ) {
+__global__ void __launch_bounds__(256) finish_dQ(const __grid_constant__ Arguments a, typename S::Element* dQ) {
+  const Problem& p = a.p;
   constexpr int D = S::D, kRows = kFinishedRows<S>, kQuads = kRows * D / 1024, kBlocksATile = S::Br / kRows;
   __shared__ __align__(16) typename S::Element tile[kRows][D + 8];
   const int part = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128;
-  const int blocks = S::query_tiles(p) * kBlocksATile;
+  const int blocks = a.query_tiles * kBlocksATile;
   const int head = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks, row0 = block * kRows;
   const int last = min(row0 / S::Br * S::Br + S::Br, p.Nq) - 1;
   float4 quads[kQuads] = {};
   if (keys_seen(p, last) > 0) {  // else no block of keys has added anything to this tile
-    const auto* from =
-        reinterpret_cast<const float4*>(sum + (S::part_of(p, head, block / kBlocksATile) + part) * S::kPartFloats);
+    const size_t place = (size_t(head) * a.query_tiles + block / kBlocksATile) * 2 + part;
+    const auto* from = reinterpret_cast<const float4*>(a.dQ + place * S::kPartFloats);
     from += block % kBlocksATile * kQuads * 128 + thread;
 #pragma unroll
     for (int i = 0; i < kQuads; i++) quads[i] = from[i * 128];
@@ -190,7 +220,7 @@ __global__ void __launch_bounds__(256) finish_dQ(Problem p, const float* sum, ty
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       const int row = query + i * 8 + (e & 1);
-      tile[row][d + (e & 2) * 4] = typename S::Element(keys_seen(p, row0 + row) > 0 ? x[e] * float(p.scale) : 0.0f);
+      tile[row][d + (e & 2) * 4] = typename S::Element(keys_seen(p, row0 + row) > 0 ? x[e] * a.scale : 0.0f);
     }
   }
   __syncthreads();
