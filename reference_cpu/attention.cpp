@@ -171,6 +171,13 @@ class Attention {
     return statistics_[query_head * problem_.Nq + query];
   }
 
+  // One unit of rounding, as noise.h counts them, and a row of O as the problem's dtype holds it.
+  Scalar unit() const { return problem_.dtype == DType::fp64 ? Scalar(0x1p-53) : Scalar(0x1p-24); }
+  Matrix<Scalar> stored_output(const Matrix<Scalar>& O) const {
+    const DType type = problem_.dtype == DType::e4m3 ? DType::bf16 : problem_.dtype;  // FP8 attention returns bf16
+    return O.unaryExpr([type](Scalar x) { return type == DType::fp64 ? x : Scalar(rounded_to(type, double(x))); });
+  }
+
   // What is left of a number, or of every element, when it is stored in memory.
   Scalar store(Scalar x) const {
     if (stored_ == DType::fp64 || (stored_ == DType::fp32 && std::is_same_v<Scalar, float>)) return x;
@@ -384,6 +391,9 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
     if constexpr (kWithNoise) {
       const auto dO2 = tile.dO.row(r).cwiseAbs2();
       row.D_noise2 = Scalar(1 + partial_sums(problem_.D)) * dO2.dot(O.row(r).cwiseAbs2()) + dO2.dot(O_noise2.row(r));
+      // A backward pass is given O as it is stored, and its D is off by what that rounding makes of it.
+      const Scalar shift = tile.dO.row(r).dot(O.row(r) - stored_output(O.row(r))) / unit();
+      if (std::isfinite(shift)) row.D_noise2 += shift * shift;
     }
   }
   if (!has_results) return;

@@ -2,6 +2,8 @@
 // same kernels without it.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -20,8 +22,7 @@ using simt_tools::ramp;
 
 namespace {
 
-using Plain = AsyncKernels<Target::cpu>;
-using Observed = AsyncKernels<Target::cpu_observed>;
+using enum AsyncFault;
 
 struct Planted {
   AsyncFault fault;
@@ -29,8 +30,6 @@ struct Planted {
   const char* says;  // likewise
   bool in_any_build = false;
 };
-
-using enum AsyncFault;
 
 constexpr Planted kAmpere[] = {
     {no_copy_wait, Kind::unfinished_copy, "thread (0,0,0): unfinished copy: reads shared memory 'tile'"},
@@ -47,43 +46,117 @@ constexpr Planted kAmpere[] = {
     {copy_past_shared, Kind::out_of_bounds, "shared memory", true},
 };
 
+constexpr Planted kHopper[] = {
+    {no_mbarrier_wait, Kind::unfinished_copy, "thread (0,0,0): unfinished copy: reads shared memory 'dynamic_shared'"},
+    {wrong_parity, Kind::unfinished_copy, "a copy has still to fill"},
+    {no_arrive, Kind::deadlock, "thread (32,0,0) in mbarrier_wait for phase 0 (32 of 32 arrivals", true},
+    {arrival_too_many, Kind::barrier_misuse, "one arrival too many at an mbarrier made for 1", true},
+    {wrong_bytes, Kind::deadlock, "thread (31,0,0) in mbarrier_wait for phase 0 (0 of 1 arrivals and 16 bytes", true},
+    {uninitialised_mbarrier, Kind::uninitialised, "an mbarrier that nobody has initialised", true},
+    {no_mbarrier_fence, Kind::missing_fence, "fence_mbarrier_init"},
+    {no_barrier_after_init, Kind::race, "'full'"},
+    {no_wait_for_empty, Kind::race, "nothing orders the two"},
+    {no_fence_before_store, Kind::missing_fence, "without a fence_proxy_async"},
+    {no_barrier_before_store, Kind::race, "thread (32,0,0): race: reads shared memory"},
+    {no_bulk_commit, Kind::unfinished_copy, "without a wait for this store", true},
+    {no_bulk_wait_read, Kind::race, "until it is waited for, and before that thread (0,0,0) writes"},
+    {no_bulk_wait, Kind::unfinished_copy, "without a wait for this store", true},
+    {misaligned_box, Kind::misaligned, "1024", true},
+    {box_past_shared, Kind::out_of_bounds, "1024 bytes", true},
+    {box_past_tensor, Kind::out_of_bounds, "global memory"},
+    {no_release, Kind::race, "of block (0,0,0) writes"},
+    {flag_never_set, Kind::deadlock, "thread (0,0,0) in load_acquire of a flag that no earlier block has set", true},
+};
+
+constexpr Planted kWgmma[] = {
+    {no_fence_before_wgmma, Kind::missing_fence, "without a fence_proxy_async"},
+    {no_barrier_before_wgmma, Kind::race, "nothing orders the two"},
+    {no_wgmma_fence, Kind::missing_fence, "wgmma_fence", true},
+    {tile_overwritten, Kind::race, "until it is waited for, and before that thread (64,0,0) writes"},
+    {tile_overwritten_after_barrier, Kind::race, "before that thread (64,0,0) writes"},
+    {operand_past_shared, Kind::out_of_bounds, "up to byte 17408 of 16384", true},
+    {operands_differ, Kind::divergence, "operands that differ", true},
+    {stage_released_early, Kind::race, "until it is waited for, and before that thread (0,0,0) writes"},
+    {stage_released_by_one, Kind::race, "an asynchronous operation reads"},
+};
+
 // Runs a faulty kernel and returns the message.
-template <class K>
-std::string ampere_message(AsyncFault fault) {
-  Array<float> in(ramp(64)), out(64);
+using Run = void (*)(AsyncFault, const float*, float*);
+std::string message_of(Run run, AsyncFault fault, std::vector<float>* result = nullptr) {
+  Array<float> in(ramp(4096)), out(std::vector<float>(4096, 0.0f));
   try {
-    K::ampere_fault(fault, in.get(), out.get());
+    run(fault, in.get(), out.get());
   } catch (const flash::KernelFault& found) {
     return found.what();
   }
+  if (result) *result = out.download();
   return "";
 }
 
-template <class K>
-void check_ampere(const Planted& planted) {
-  const std::string message = ampere_message<K>(planted.fault);
+void check_planted(const Planted& planted, Run run, int (*line)(), const std::string& file) {
+  const std::string message = message_of(run, planted.fault);
   INFO(int(planted.fault), ": ", message);
   REQUIRE(!simt::findings().empty());
   for (const simt::Finding& finding : simt::findings()) CHECK(finding.kind == planted.kind);
-  CHECK(message.find("ampere_faults.cu:" + std::to_string(K::ampere_fault_line())) != std::string::npos);
+  CHECK(message.find(file + ".cu:" + std::to_string(line())) != std::string::npos);
   CHECK(message.find(planted.says) != std::string::npos);
 }
+
+// Every planted mistake in both builds, then in both orders, which may see it otherwise.
+template <size_t kCount>
+void check_all(const Planted (&planted)[kCount], Run observed, int (*observed_line)(), Run plain, int (*plain_line)(),
+               const std::string& file) {
+  KeepOptions keep;
+  simt::options() = {1, simt::Order::forward};
+  for (const Planted& one : planted) {
+    check_planted(one, observed, observed_line, file);
+    if (one.in_any_build) check_planted(one, plain, plain_line, file);
+  }
+  for (auto order : {simt::Order::forward, simt::Order::backward}) {
+    simt::options() = {2, order};
+    CHECK(message_of(observed, none) == "");
+    CHECK(message_of(plain, none) == "");
+    for (const Planted& one : planted) {
+      CAPTURE(int(one.fault));
+      CHECK(message_of(observed, one.fault) != "");
+    }
+  }
+}
+
+using Plain = AsyncKernels<Target::cpu>;
+using Observed = AsyncKernels<Target::cpu_observed>;
 
 }  // namespace
 
 TEST_SUITE_BEGIN("async");
 
 TEST_CASE("mistakes with cp.async, ldmatrix and named barriers") {
-  KeepOptions keep;
-  simt::options() = {1, simt::Order::forward};
-  for (const Planted& planted : kAmpere) {
-    check_ampere<Observed>(planted);
-    if (planted.in_any_build) check_ampere<Plain>(planted);
-  }
-  for (auto order : {simt::Order::forward, simt::Order::backward}) {
-    simt::options() = {2, order};
-    CHECK(ampere_message<Observed>(none) == "");
-    for (const Planted& planted : kAmpere) CHECK(ampere_message<Observed>(planted.fault) != "");
+  check_all(kAmpere, Observed::ampere_fault, Observed::ampere_fault_line, Plain::ampere_fault, Plain::ampere_fault_line,
+            "ampere_faults");
+}
+
+TEST_CASE("mistakes with mbarriers, TMA, bulk copies and flags") {
+  check_all(kHopper, Observed::hopper_fault, Observed::hopper_fault_line, Plain::hopper_fault, Plain::hopper_fault_line,
+            "hopper_faults");
+}
+
+TEST_CASE("mistakes with wgmma") {
+  check_all(kWgmma, Observed::wgmma_fault, Observed::wgmma_fault_line, Plain::wgmma_fault, Plain::wgmma_fault_line,
+            "wgmma_faults");
+}
+
+TEST_CASE("results of wgmma that are not waited for are NaN") {
+  const auto some_nan = [](const std::vector<float>& x) {
+    return std::any_of(x.begin(), x.end(), [](float f) { return std::isnan(f); });
+  };
+  for (Run run : {Plain::wgmma_fault, Observed::wgmma_fault}) {
+    std::vector<float> out;
+    CHECK(message_of(run, none, &out) == "");
+    CHECK_FALSE(some_nan(out));
+    for (AsyncFault fault : {no_wgmma_wait, wgmma_wait_pending}) {
+      CHECK(message_of(run, fault, &out) == "");
+      CHECK(some_nan(out));
+    }
   }
 }
 

@@ -1,6 +1,5 @@
 // The built command, driven as a user drives it: exit codes, what is printed where, and what bad input is told.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/npy.h"
+#include "command.h"
 #include "golden.h"
 #include "reference_cpu/error_rule.h"
 
@@ -20,51 +20,7 @@ TEST_SUITE_BEGIN("cli");
 
 namespace {
 using namespace flash;
-namespace fs = std::filesystem;
-
-std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-// A folder of the test's own, removed at its end.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "flashsteps_XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
-struct Ran {
-  int code;
-  std::string out, err;
-};
-
-// Runs `flashsteps` with these arguments, as a shell takes them apart.
-Ran flashsteps(const std::string& arguments) {
-  const Folder folder;
-  const std::string line = std::string("'") + FLASHSTEPS_COMMAND + "' " + arguments + " >'" + (folder / "out") +
-                           "' 2>'" + (folder / "err") + "' </dev/null";
-  const int status = std::system(line.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// Refused: exit code 2, one line on stderr with these words in it, nothing on stdout.
-void expect_refused(const std::string& arguments, const std::vector<std::string>& words) {
-  INFO("flashsteps " << arguments);
-  const Ran ran = flashsteps(arguments);
-  CHECK(ran.code == 2);
-  CHECK(ran.out == "");
-  INFO(ran.err);
-  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == 1);
-  for (const std::string& word : words) CHECK_MESSAGE(contains(ran.err, word), word);
-}
+using namespace flash::tests;
 
 // A .npy file with this header dictionary and data, whatever they are.
 std::string npy(const std::string& dictionary, const std::string& data, char version = 1) {

@@ -41,11 +41,12 @@ Inputs inputs_for(const Problem& problem, uint64_t seed, double gain = 1) {
 }
 
 // Attention as plain loops in Scalar, all sums from the last term to the first, outputs rounded to the dtype: correct,
-// and as different from the oracle's code as can be. One key/value head for every query head, no dropout.
+// and as different from the oracle's code as can be. One key/value head for every query head, no dropout. `kStored`:
+// with weights and dS rounded to the dtype, as tensor cores take them, and D made of the O that is stored.
 struct Plain {
   std::vector<double> O, LSE, dQ, dK, dV;
 };
-template <class Scalar>
+template <class Scalar, bool kStored = false>
 Plain plain_attention(const Problem& problem, const Inputs& inputs) {
   const int N = problem.Nq, M = problem.Nk, D = problem.D;
   Plain results;
@@ -68,13 +69,14 @@ Plain plain_attention(const Problem& problem, const Inputs& inputs) {
       for (int j = seen - 1; j >= 0; --j) {
         for (int e = 0; e < D; ++e) O[e] += P[j] * V(j, e);  // divided by l afterwards, as fused kernels do
       }
-      for (int e = D - 1; e >= 0; --e) delta += dO(i, e) * (O[e] /= seen > 0 ? l : 1);
+      const auto stored = [&](Scalar x) { return kStored ? Scalar(rounded_to(problem.dtype, double(x))) : x; };
+      for (int e = D - 1; e >= 0; --e) delta += dO(i, e) * stored(O[e] /= seen > 0 ? l : 1);
       for (int j = seen - 1; j >= 0; --j) {
-        const Scalar dS = P[j] / l * (dP[j] - delta) * Scalar(problem.scale);
+        const Scalar dS = stored(P[j] / l * (dP[j] - delta)) * Scalar(problem.scale);
         for (int e = 0; e < D; ++e) {
           dQ[i * D + e] += dS * K(j, e);
           dK[j * D + e] += dS * Q(i, e);
-          dV[j * D + e] += P[j] / l * dO(i, e);
+          dV[j * D + e] += stored(P[j] / l) * dO(i, e);
         }
       }
       for (const Scalar x : O) results.O.push_back(rounded_to(problem.dtype, x));
@@ -129,6 +131,24 @@ TEST_CASE("correct results in another order of summation pass") {
   const Problem problem = small_problem(DType::fp64);
   const Inputs inputs = inputs_for(problem, 3);
   check_all_pass(Oracle(problem, inputs), plain_attention<double>(problem, inputs));
+}
+
+TEST_CASE("a backward pass on tensor cores, made of the O that was stored, passes in small cases too") {
+  for (const DType dtype : {DType::fp16, DType::bf16})
+    for (uint64_t seed = 0; seed < 200; seed++) {
+      CAPTURE(name_of(dtype));
+      CAPTURE(seed);
+      Problem problem = small_problem(dtype, 5, 128);  // three rows see a key or two: few errors, and none averages out
+      problem.Hq = problem.Hkv = 1;
+      problem.Nk = 2;
+      const Inputs inputs = inputs_for(problem, seed);
+      const Oracle oracle(problem, inputs);
+      const Plain results = plain_attention<float, true>(problem, inputs);
+      for (const Verdict& verdict : {oracle.judge_dQ(results.dQ), oracle.judge_dK(results.dK)}) {
+        INFO(verdict.reason);
+        CHECK(verdict.pass);
+      }
+    }
 }
 
 TEST_CASE("fp64 is not judged as leniently as fp32") {

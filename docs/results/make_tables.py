@@ -13,8 +13,10 @@ and is replaced as a whole. The tables there are, with their arguments, are the 
 
     counters CHAPTER     h200_ncu_CHAPTER.csv: a row a kernel
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
-    ladder PASS          all h200_bench_*.csv: a row a step, N 1k, 2k, 4k
+    shapes CHAPTER PASS  h200_bench_CHAPTER.csv: a row a step and PyTorch kernel, for each head dim and mask; TFLOP/s by length
+    ladder PASS [LAST]   all h200_bench_*.csv: a row a step, N 1k, 2k, 4k; up to chapter LAST
     paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet
+    counters_compared    h200_counters.csv: where the executor's counters and the GPU's agree, and where not
     passes_02            no data but the copy and fp32 rates: what chapter 02's kernels must compute and move
 
 In the CSV files lines that begin with # say when, where and by which command they were measured; they end as the note
@@ -66,7 +68,7 @@ def rates(comments):
 
 SHAPE = ("head_dim", "causal", "seq", "batch", "heads")
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-PEERS = {"math": "PyTorch, unfused", "efficient": "PyTorch, memory-efficient", "flash": "PyTorch, FlashAttention-2", "cudnn": "PyTorch, cuDNN"}
+PEERS = {"math": "PyTorch, unfused", "efficient": "PyTorch, memory-efficient", "flash2": "PyTorch, FlashAttention-2", "cudnn": "PyTorch, cuDNN"}
 
 
 def peer_rows(dtype):
@@ -140,6 +142,28 @@ def counters(links, chapter):
 
 
 @table
+def counters_compared(links):
+    """A row a chapter and counter: how many kernels and shapes were compared, how many agree to 2 %, the rest by name."""
+    name = "h200_counters.csv"
+    data, comments = read(name)
+    groups = {}
+    for r in data:
+        executor, gpu = float(r["executor"]), float(r["gpu"] or 0)
+        group = groups.setdefault((r["step"][:2], r["counter"]), [0, 0, {}])
+        same = executor == gpu or (gpu > 0 and abs(executor / gpu - 1) <= 0.02)
+        group[0] += 1
+        group[1] += same
+        if not same:
+            group[2].setdefault(f"{r['step'].split('/')[1]}: `{r['kernel']}`", []).append(f"{executor / gpu:.2f}" if gpu else f"{executor:.0f} to 0")
+    rows = []
+    for (chapter, counter), (compared, agree, apart) in sorted(groups.items()):
+        others = "; ".join(f"{kernel} {', '.join(ratios)}" for kernel, ratios in apart.items())
+        rows.append([chapter, counter, str(compared), str(agree), others or "–"])
+    titles = ["chapter", "counter", "compared", "agree to 2 %", "the others: executor against GPU"]
+    return markdown(titles, rows, [(name, comments)], links)
+
+
+@table
 def speed(links, chapter, what):
     name = f"h200_bench_{chapter}.csv"
     data, comments = read(name)
@@ -174,13 +198,42 @@ def speed(links, chapter, what):
 
 
 @table
-def ladder(links, what):
+def shapes(links, chapter, what):
+    """TFLOP/s by length, for each head dim, with and without a causal mask, in the precision of the file's first row."""
+    name = f"h200_bench_{chapter}.csv"
+    data, comments = read(name)
+    dtype = data[0]["dtype"]
+    peers, sources = peer_rows(dtype)
+    data = [r for r in data if r["pass"] == what and r["dtype"] == dtype]
+    lengths = sorted({int(r["seq"]) for r in data})
+    rows = []
+    for head_dim, causal in sorted({(int(r["head_dim"]), r["causal"]) for r in data}):
+        def mine(rows_of_all):
+            return [r for r in rows_of_all if int(r["head_dim"] or 0) == head_dim and r["causal"] == causal]
+
+        by_name = {}
+        for r in mine(data):
+            by_name.setdefault(f"`{r['step'].split('/')[1]}`", {})[int(r["seq"])] = float(r["tflops"])
+        for r in mine(peers):
+            if r["what"] == what:
+                by_name.setdefault(PEERS[r["peer"]], {})[int(r["seq"])] = float(r["tflops"])
+        for who, tflops in by_name.items():
+            rows.append([who, str(head_dim), "causal" if causal == "1" else "full"]
+                        + [number(tflops[n]) if n in tflops else "–" for n in lengths])
+    titles = ["TFLOP/s", "D", "mask"] + [f"N {n:,}" for n in lengths]
+    return markdown(titles, rows, [(name, comments)] + sources, links)
+
+
+@table
+def ladder(links, what, last="99"):
     """TFLOP/s of every step, full attention, head dim 64."""
     lengths, rows, sources, base = (1024, 2048, 4096), [], [], {}
     dtypes = []
     for path in sorted(RESULTS.glob("h200_bench_*.csv")):
+        if path.name[len("h200_bench_"):][:2] > last:
+            continue
         data, comments = read(path.name)
-        data = [r for r in data if r["pass"] == what and r["causal"] == "0" and r["head_dim"] == "64"]
+        data = [r for r in data if r["pass"] == what and r["causal"] == "0" and r["head_dim"] == "64" and r["dtype"] == data[0]["dtype"]]
         for step, dtype in dict.fromkeys((r["step"], r["dtype"]) for r in data):
             by_length = {int(r["seq"]): r for r in data if (r["step"], r["dtype"]) == (step, dtype)}
             base = base or by_length

@@ -6,7 +6,8 @@
 //
 // New since 03: a row of S belongs to a warp, not to a thread. Its 32 lanes read 32 neighbours at once, and pass what
 // each has found to the others by shuffles, without shared memory or a barrier. HBM still sees every element of S and P
-// six times: written, read for the maximum, for the sum, for P, P written, P read.
+// six times: written, read for the maximum, for the sum, for P, P written, P read. The exponential is the hardware's
+// __expf, and a row is divided once, by its reciprocal.
 //
 // Page: docs/04_online_softmax.md.
 #include "scores.h"

@@ -7,7 +7,7 @@
 //
 // New since the backward pass of chapter 02: nothing of size N² is read or written. Each tile of P is computed anew in
 // registers, in one step, since LSE holds a row's maximum and sum; M is drawn anew from the seed; and the sum over a
-// row of P ∘ dP, for which no thread sees enough of the row, is the row's D, which O and dO tell.
+// row of P ∘ dP, for which no thread sees enough of the row, is the row's D, which follows from O and dO.
 //
 // dK and dV are sums over queries, dQ is one over keys. Whoever owns a sum walks over its terms alone and in order, in
 // a kernel for the keys and one for the queries: no atomics, and the same bits from run to run. P and dP are computed

@@ -144,9 +144,10 @@ class Bench {
                      {"scratch_bytes", prepared.front()->scratch_bytes()}});
   }
 
-  // The last problem's inputs are kept: the next step is mostly asked the same.
+  // The last problem's inputs are kept: the next one mostly has as many numbers, if in another shape.
   const HostTensors& inputs_for(const Problem& p) {
-    const std::string key = describe(p);
+    const std::string key = std::to_string(p.q_elements()) + " " + std::to_string(p.kv_elements()) + " " +
+                            flash::name_of(p.dtype) + " " + std::to_string(p.seed);
     if (inputs_key_ != key) inputs_ = random_tensors(p, p.seed);
     inputs_key_ = key;
     return inputs_;

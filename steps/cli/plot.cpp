@@ -92,4 +92,36 @@ std::string line_plot_svg(const std::string& title, const std::string& x_label, 
   return svg.str();
 }
 
+std::string bar_plot_svg(const std::string& title, const std::string& label, const std::vector<Bar>& bars) {
+  constexpr double kNames = 340, kValues = 60, kRow = 24;
+  double most = 1e-9;
+  for (const Bar& bar : bars) most = std::max({most, bar.value, bar.expected.value_or(0)});
+  const double height = kTop + kRow * double(bars.size()) + 40;
+  const auto place = [&](double x) { return kNames + x / most * (kWidth - kNames - kValues); };
+
+  std::ostringstream svg;
+  svg.precision(6);
+  svg << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << kWidth << " " << height
+      << "\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n"
+      << "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+      << "<text x=\"16\" y=\"26\" font-size=\"16\">" << escaped(title) << "</text>\n";
+  double y = kTop;
+  for (const Bar& bar : bars) {
+    char value[32];
+    std::snprintf(value, sizeof value, "%.3g", bar.value);
+    svg << "<text x=\"" << kNames - 8 << "\" y=\"" << y + 15 << "\" text-anchor=\"end\">" << escaped(bar.name)
+        << "</text><rect x=\"" << kNames << "\" y=\"" << y + 3 << "\" width=\"" << place(bar.value) - kNames
+        << "\" height=\"16\" fill=\"" << kColours[0] << "\"/><text x=\""
+        << place(std::max(bar.value, bar.expected.value_or(0))) + 6 << "\" y=\"" << y + 15 << "\">" << value
+        << "</text>\n";
+    if (bar.expected)
+      svg << "<line stroke=\"" << kColours[1] << "\" stroke-width=\"2\" x1=\"" << place(*bar.expected) << "\" x2=\""
+          << place(*bar.expected) << "\" y1=\"" << y << "\" y2=\"" << y + 22 << "\"/>\n";
+    y += kRow;
+  }
+  svg << "<text x=\"" << kNames << "\" y=\"" << y + 22 << "\">" << escaped(label) << "; mark: "
+      << "the closed form of the chapter's page</text>\n</svg>\n";
+  return svg.str();
+}
+
 }  // namespace flash::cli

@@ -81,13 +81,25 @@ double value_of(DType type, uint32_t bits) {
   }
 }
 
+// Calls `part(begin, end)` for parts of 0 .. count − 1 that together are all of it, on all processors if it is long.
+template <class F>
+void in_parts(size_t count, F part) {
+  const size_t threads = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> others;
+  for (size_t t = 1; t < threads; t++) others.emplace_back(part, count * t / threads, count * (t + 1) / threads);
+  part(0, count / threads);
+  for (std::thread& other : others) other.join();
+}
+
 template <class T, class F>
 void each_as(std::vector<std::byte>& bytes, size_t count, F f) {
   bytes.resize(count * sizeof(T));
-  for (size_t i = 0; i < count; i++) {
-    const T value = f(i);
-    std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
-  }
+  in_parts(count, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++) {
+      const T value = f(i);
+      std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+    }
+  });
 }
 
 template <class T>
@@ -145,22 +157,24 @@ std::vector<std::byte> encode(DType type, const std::vector<double>& values) {
 
 std::vector<double> decode(DType type, const std::vector<std::byte>& bytes) {
   std::vector<double> values(bytes.size() / bytes_of(type));
-  for (size_t i = 0; i < values.size(); i++) {
-    switch (bytes_of(type)) {
-      case 8:
-        values[i] = at<double>(bytes, i);
-        break;
-      case 4:
-        values[i] = at<float>(bytes, i);
-        break;
-      case 2:
-        values[i] = value_of(type, at<uint16_t>(bytes, i));
-        break;
-      default:
-        values[i] = value_of(type, at<uint8_t>(bytes, i));
-        break;
+  in_parts(values.size(), [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++) {
+      switch (bytes_of(type)) {
+        case 8:
+          values[i] = at<double>(bytes, i);
+          break;
+        case 4:
+          values[i] = at<float>(bytes, i);
+          break;
+        case 2:
+          values[i] = value_of(type, at<uint16_t>(bytes, i));
+          break;
+        default:
+          values[i] = value_of(type, at<uint8_t>(bytes, i));
+          break;
+      }
     }
-  }
+  });
   return values;
 }
 
@@ -169,7 +183,8 @@ std::vector<double> normal_numbers(size_t count, uint64_t seed, uint32_t tensor,
   constexpr double kUnit = 1.0 / (1 << 21);
   const uint64_t stream = mixed(mixed(seed) + tensor);
   std::vector<double> numbers(count);
-  const auto fill = [&](size_t begin, size_t end) {
+  // Each number depends on its place alone, so any division among threads gives the same ones.
+  in_parts(count, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {
       int64_t sum = 6;  // twelve halves of a unit: each term then lies in the middle of its step, and the mean is 0
       for (uint64_t draw = 0; draw < 4; draw++) {
@@ -178,13 +193,7 @@ std::vector<double> normal_numbers(size_t count, uint64_t seed, uint32_t tensor,
       }
       numbers[i] = round_to(type, double(sum) * kUnit - 6.0);
     }
-  };
-  // Each number depends on its place alone, so any division among threads gives the same ones.
-  const size_t threads = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
-  std::vector<std::thread> others;
-  for (size_t t = 1; t < threads; t++) others.emplace_back(fill, count * t / threads, count * (t + 1) / threads);
-  fill(0, count / threads);
-  for (std::thread& other : others) other.join();
+  });
   return numbers;
 }
 

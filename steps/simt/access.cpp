@@ -10,7 +10,7 @@
 
 namespace simt {
 
-thread_local Observer* observing = nullptr;
+constinit thread_local Observer* observing = nullptr;
 
 namespace {
 

@@ -24,15 +24,15 @@ CopyGroups<BulkCopy>& AsyncState::stores_of(int thread) {
   return stores[size_t(thread)];
 }
 
-std::string describe_wait(const AsyncState& async, const Fiber& fiber) {
+std::string describe_wait(const BlockRunner& block, const Fiber& fiber) {
   for (int id = 0; id < kNamedBarriers; ++id) {
-    const NamedBarrier& barrier = async.named[size_t(id)];
+    const NamedBarrier& barrier = block.async->named[size_t(id)];
     if (fiber.wait_word == &barrier.generation)
       return " " + std::to_string(id) + " (" + std::to_string(barrier.arrived) + " of " +
              std::to_string(barrier.expected) + " threads have come)";
   }
-  for (const auto& [barrier, state] : async.mbarriers) {
-    if (fiber.wait_word != &state.parity && !fiber.polls_at(barrier)) continue;
+  for (const auto& [barrier, state] : block.async->mbarriers) {
+    if (fiber.wait_word != &state.parity && !block.polls_at(fiber, barrier)) continue;
     return " for phase " + std::to_string(state.phase) + " (" + std::to_string(state.pending) + " of " +
            std::to_string(state.expected) + " arrivals and " + std::to_string(state.bytes) + " bytes are missing)";
   }

@@ -100,6 +100,6 @@ MbarrierState& state_of(const Mbarrier* barrier, const void* code);
 void check_phase(MbarrierState& barrier);
 
 // What a waiting thread waits for, if that is a barrier that counts arrivals: how far it has come.
-std::string describe_wait(const AsyncState& async, const Fiber& fiber);
+std::string describe_wait(const BlockRunner& block, const Fiber& fiber);
 
 }  // namespace simt

@@ -23,7 +23,7 @@ using boost::context::detail::jump_fcontext;
 using boost::context::detail::make_fcontext;
 using boost::context::detail::transfer_t;
 
-thread_local BlockRunner* runner = nullptr;
+constinit thread_local BlockRunner* runner = nullptr;
 
 namespace {
 
@@ -123,13 +123,13 @@ void BlockRunner::wait_while(const unsigned* word, unsigned value, const char* w
 
 bool BlockRunner::polled(const void* address, uint64_t answer, const char* what, const void* code) {
   Fiber& fiber = *running;
-  auto& [latest, before] = fiber.answers;
-  Fiber::Answer* known = latest.address == address ? &latest : before.address == address ? &before : nullptr;
+  auto& [latest, before] = answers[size_t(fiber.id)];
+  Answer* known = latest.address == address ? &latest : before.address == address ? &before : nullptr;
   if (!known || known->value != answer) fiber.polls = 0;
   if (known) {
     known->value = answer;
   } else {
-    before = std::exchange(latest, {address, answer});
+    before = std::exchange(latest, Answer{address, answer});
   }
   if (++fiber.polls < kPatience) return false;
   fiber.wait_what = what;
@@ -138,6 +138,11 @@ bool BlockRunner::polled(const void* address, uint64_t answer, const char* what,
   yield();
   fiber.polling = false;
   return true;
+}
+
+bool BlockRunner::polls_at(const Fiber& fiber, const void* address) const {
+  const auto& [latest, before] = answers[size_t(fiber.id)];
+  return fiber.polling && (latest.address == address || before.address == address);
 }
 
 bool BlockRunner::is_polling() const {
@@ -149,6 +154,7 @@ bool BlockRunner::is_polling() const {
 void BlockRunner::reset_fibers() {
   if (fibers.empty() || aborted_) fibers.assign(kMaxThreads, Fiber{});
   aborted_ = false;
+  answers.assign(size_t(threads), {});
   const dim3 size = launch_->block;
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
@@ -297,7 +303,7 @@ void BlockRunner::note_deadlock() {
     } else {
       if (waiting && waiting->wait_code != fiber.wait_code) waits_differ = true;
       waiting = &fiber;
-      const std::string state = describe_wait(*async, fiber);
+      const std::string state = describe_wait(*this, fiber);
       counts_arrivals |= !state.empty();
       text.push_back({range + " in " + fiber.wait_what + state + " at ", fiber.wait_code});
     }

@@ -6,6 +6,7 @@
 //
 // Not modelled: that lanes of a warp run in step. They may be anywhere between two meetings, as on GPUs since Volta.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -31,25 +32,24 @@ struct Fiber {
   int id = 0;
   uint3 thread{};
   bool done = false;
+  // Asks for the same things again and again: it can run, but that brings nothing unless another one does something.
+  bool polling = false;
+  unsigned polls = 0;  // how often it has had the same answers
   // Waits as long as the word has this value. One way of waiting is enough for everything: a meeting waits for its
   // generation to change.
   const unsigned* wait_word = nullptr;
   unsigned wait_value = 0;
   const char* wait_what = "";
   const void* wait_code = nullptr;
-  // Asks for the same things again and again: it can run, but that brings nothing unless another one does something.
-  bool polling = false;
-  struct Answer {
-    const void* address;
-    uint64_t value;
-  } answers[2] = {};   // to the last two different questions
-  unsigned polls = 0;  // how often they were the same
-
-  bool polls_at(const void* address) const {
-    return polling && (answers[0].address == address || answers[1].address == address);
-  }
   bool ready() const { return !done && (!wait_word || *wait_word != wait_value); }
 };
+
+// What a thread has asked last that others may change: two different questions, the latest first.
+struct Answer {
+  const void* address;
+  uint64_t value;
+};
+using Answers = std::array<Answer, 2>;
 
 // A collective for which threads gather. The last one to arrive acts for all, then all go on.
 struct Meeting {
@@ -112,6 +112,7 @@ class BlockRunner {
   std::string describe_thread(int id) const;
   // Whether so many bytes are shared memory that this block may have.
   bool is_shared(const void* address, size_t bytes) const;
+  bool polls_at(const Fiber& fiber, const void* address) const;
   size_t dynamic_bytes() const { return launch_->smem_bytes; }
   int lanes_in(int warp) const;  // of the warp's 32, how many there are in this block
 
@@ -120,6 +121,7 @@ class BlockRunner {
   unsigned char* const shared;  // the dynamic shared memory
   unsigned char* const stacks;
   std::vector<Fiber> fibers;
+  std::vector<Answers> answers;  // by thread
   std::vector<Warp> warps;
   Meeting barrier;
   Fiber* running = nullptr;  // null while the executor itself runs
@@ -147,6 +149,6 @@ class BlockRunner {
 bool is_index(uintptr_t address);
 
 // The one that runs on this OS thread.
-extern thread_local BlockRunner* runner;
+extern constinit thread_local BlockRunner* runner;
 
 }  // namespace simt

@@ -93,6 +93,7 @@ struct Counters {
   uint64_t async_copies = 0;    // cp.async of 16 bytes, once a thread
   uint64_t bulk_copies = 0;     // boxes that TMA moves, and bulk copies
   uint64_t matrix_flops = 0;    // of tensor cores: two a multiplication and addition
+  size_t shared_memory = 0;     // bytes that a block had, at most
   std::vector<SiteTraffic> sites;
 
   Counters& operator+=(const Counters& other);
@@ -106,6 +107,8 @@ void reset_counters();
 // The same traffic by line of source, in order of lines.
 struct LineTraffic {
   std::string line;  // "forward.cu:88"
+  std::string file;  // where that file lay when it was compiled; empty if the line is not known
+  int number = 0;    // of the line
   bool shared = false;
   bool write = false;
   Traffic traffic;

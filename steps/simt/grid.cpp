@@ -85,6 +85,13 @@ std::string shape(dim3 size) {
   return "(" + std::to_string(size.x) + "," + std::to_string(size.y) + "," + std::to_string(size.z) + ")";
 }
 
+// What a kernel's own __shared__ variables take.
+size_t static_shared_bytes(const void* kernel) {
+  size_t bytes = 0;
+  for (const SharedVariable& variable : shared_variables_of(kernel)) bytes += variable.end - variable.begin;
+  return bytes;
+}
+
 // Throws flash::Error when no GPU could run this.
 void check_launch(const Launch& launch) {
   const std::string name = "launch of " + kernel_name(launch.kernel) + ": ";
@@ -95,8 +102,7 @@ void check_launch(const Launch& launch) {
   if (threads == 0 || threads > kMaxThreads || block.x > 1024 || block.y > 1024 || block.z > 64)
     throw flash::Error(name + "block " + shape(block) + " of " + std::to_string(threads) +
                        " threads; from 1 to 1024, and no axis above (1024,1024,64)");
-  size_t statics = 0;
-  for (const SharedVariable& variable : shared_variables_of(launch.kernel)) statics += variable.end - variable.begin;
+  const size_t statics = static_shared_bytes(launch.kernel);
   if (statics > 48 << 10)
     throw flash::Error(name + std::to_string(statics) + " bytes of __shared__ variables; at most 49152, more only as " +
                        "dynamic_shared");
@@ -141,6 +147,7 @@ void run_grid(const Launch& launch) {
   std::mutex counting;
   Counters of_launch;
   of_launch.launches = 1;
+  of_launch.shared_memory = static_shared_bytes(launch.kernel) + launch.smem_bytes;
   const int workers = int(std::min<uint64_t>(blocks, uint64_t(worker_count())));
   forget_flags();
   grid_progress::begin(workers);
@@ -199,6 +206,7 @@ Counters& Counters::operator+=(const Counters& other) {
   shuffles += other.shuffles;
   votes += other.votes;
   atomics += other.atomics;
+  shared_memory = std::max(shared_memory, other.shared_memory);
   named_barriers += other.named_barriers;
   mbarrier_waits += other.mbarrier_waits;
   async_copies += other.async_copies;

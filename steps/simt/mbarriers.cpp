@@ -96,7 +96,7 @@ bool AsyncState::land_awaited_loads(BlockRunner& block) {
     const Fiber& fiber = block.fibers[i];
     if (fiber.done) continue;
     for (auto& [barrier, state] : mbarriers) {
-      if (state.loads.empty() || (fiber.wait_word != &state.parity && !fiber.polls_at(barrier))) continue;
+      if (state.loads.empty() || (fiber.wait_word != &state.parity && !block.polls_at(fiber, barrier))) continue;
       for (const BulkCopy& load : std::exchange(state.loads, {})) {
         load.land();
         if (observer()) observer()->finish_load(load, state);

@@ -197,7 +197,7 @@ class Observer {
 };
 
 // The observer of this OS thread while observed kernel code runs on it, else null.
-extern thread_local Observer* observing;
+extern constinit thread_local Observer* observing;
 
 // The observer of the present launch; null if it is not observed.
 inline Observer* observer() { return runner->observed ? runner->observer.get() : nullptr; }

@@ -15,17 +15,17 @@ namespace simt {
 namespace {
 
 std::mutex mutex;
-std::map<const void*, std::string> known;
+std::map<const void*, std::string> known;  // "…/02_naive_gpu/forward.cu:88", or "?"
 
-// "…/02_naive_gpu/forward.cu:88 (discriminator 2)" becomes "forward.cu:88"; "?" for a line that is not known.
-std::string shortened(const std::string& frame) {
+// "…/02_naive_gpu/forward.cu:88 (discriminator 2)" without what follows the number; "?" for a line that is not known.
+std::string place_of(const std::string& frame) {
   const size_t colon = frame.rfind(':');
   if (frame.empty() || frame[0] == '?' || colon == std::string::npos || colon + 1 >= frame.size()) return "?";
   if (frame[colon + 1] < '0' || frame[colon + 1] > '9') return "?";
-  const size_t slash = frame.rfind('/', colon);
-  const size_t begin = slash == std::string::npos ? 0 : slash + 1;
-  return frame.substr(begin, frame.find_first_of(" \n", colon) - begin);
+  return frame.substr(0, frame.find_first_of(" \n", colon));
 }
+
+std::string without_folders(const std::string& place) { return place.substr(place.rfind('/') + 1); }
 
 // Asks for many addresses at once. addr2line answers each with a line 0x…, then the innermost of the frames inlined
 // there, then those around it: the first one that is not of the executor's headers is the kernel's.
@@ -49,7 +49,7 @@ void look_up(const std::vector<const void*>& codes) {
       ++next;
     } else if (next > 0 && next <= codes.size() && known[codes[next - 1]] == "?" &&
                frame.find("/steps/simt/") == std::string::npos) {
-      known[codes[next - 1]] = shortened(frame);
+      known[codes[next - 1]] = place_of(frame);
     }
   }
   pclose(answer);
@@ -61,7 +61,7 @@ std::string source_line(const void* code) {
   if (!code) return "?";
   std::lock_guard lock(mutex);
   if (!known.contains(code)) look_up({code});
-  return known[code];
+  return without_folders(known[code]);
 }
 
 std::vector<LineTraffic> traffic_by_line(const Counters& counters) {
@@ -83,7 +83,8 @@ std::vector<LineTraffic> traffic_by_line(const Counters& counters) {
   std::vector<LineTraffic> result;
   for (const auto& [key, traffic] : lines) {
     const auto& [file, number, shared, write] = key;
-    result.push_back({number ? file + ":" + std::to_string(number) : file, shared, write, traffic});
+    const std::string place = number ? file + ":" + std::to_string(number) : file;
+    result.push_back({without_folders(place), number ? file : "", number, shared, write, traffic});
   }
   return result;
 }

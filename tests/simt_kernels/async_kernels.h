@@ -22,6 +22,38 @@ enum class AsyncFault {
   named_barrier_number,
   misaligned_row,
   copy_past_shared,
+  // hopper_faults.cu
+  no_mbarrier_wait,
+  wrong_parity,
+  no_arrive,
+  arrival_too_many,
+  wrong_bytes,
+  uninitialised_mbarrier,
+  no_mbarrier_fence,
+  no_barrier_after_init,
+  no_wait_for_empty,
+  no_fence_before_store,
+  no_barrier_before_store,
+  no_bulk_commit,
+  no_bulk_wait_read,
+  no_bulk_wait,
+  misaligned_box,
+  box_past_shared,
+  box_past_tensor,
+  no_release,
+  flag_never_set,
+  // wgmma_faults.cu
+  no_wgmma_wait,
+  wgmma_wait_pending,
+  no_fence_before_wgmma,
+  no_barrier_before_wgmma,
+  no_wgmma_fence,
+  tile_overwritten,
+  tile_overwritten_after_barrier,
+  operand_past_shared,
+  operands_differ,
+  stage_released_early,
+  stage_released_by_one,
 };
 
 template <flash::Target kTarget>
@@ -52,9 +84,13 @@ struct AsyncKernels {
   static void wgmma_pipeline(const uint16_t* a, const uint16_t* b, float* c, int m, int k);
   static void e4m3_numbers(const float* in, uint32_t* packed, float* back, int count);
 
-  // ampere_faults.cu
-  static void ampere_fault(AsyncFault fault, const float* in, float* out);  // 64 floats
+  // Faults: in and out have 4,096 floats. The line is that of the last fault.
+  static void ampere_fault(AsyncFault fault, const float* in, float* out);
   static int ampere_fault_line();
+  static void hopper_fault(AsyncFault fault, const float* in, float* out);
+  static int hopper_fault_line();
+  static void wgmma_fault(AsyncFault fault, const float* in, float* out);
+  static int wgmma_fault_line();
 };
 
 }  // namespace simt_kernels

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Compares the CPU executor's counters with the GPU's, kernel by kernel, on the same shapes.
+
+    compare_counters.py OUT.csv [--flashsteps build/flashsteps] [STEP ...]
+
+Needs a GPU and Nsight Compute (ncu). For each step and shape it runs `flashsteps profile` on the CPU and `flashsteps
+check` under ncu on the GPU, and writes a row a kernel and counter: what both say and their ratio. New chapters join by
+running it again.
+"""
+import argparse
+import csv
+import datetime
+import io
+import json
+import re
+import subprocess
+import sys
+
+SHAPES = ["--heads 2 --seq 512 --head-dim 64", "--heads 2 --seq 300 --seq-k 420 --head-dim 64 --causal"]
+SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
+REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum"
+WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"  # without shuffles, which use the same pipe
+CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
+DRAM = "dram__bytes_{}.sum"
+OPCODES = "sass__inst_executed_per_opcode"
+METRICS = [SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
+           WAVEFRONTS.format("ld"), WAVEFRONTS.format("st"), CONFLICTS, OPCODES]
+
+
+def run(command):
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def number(text):
+    return float(text.replace(",", "") or 0)
+
+
+def opcodes(text):
+    """{'BAR': 12, …} of an instanced metric: "340 (BAR: 12; LDS: 328)"."""
+    return {name: number(count) for name, count in re.findall(r"([A-Z][A-Z0-9_.]*): ([\d,.]+)", text)}
+
+
+def gpu_counters(flashsteps, step, shape):
+    """By kernel name, of its last launch."""
+    # With all rows compared, a backward pass gets O and LSE from the oracle: no other kernel runs before it.
+    text = run(f"ncu --clock-control none --csv --page raw --print-metric-instances values --metrics {','.join(METRICS)} "
+               f"{flashsteps} check {step} {shape} --device gpu")
+    rows = list(csv.reader(line for line in io.StringIO(text) if line.startswith('"')))
+    titles, kernels = rows[0], {}
+    for row in rows[2:]:  # the row between has the units
+        of = dict(zip(titles, row))
+        name = re.sub(r"^(void )?(<unnamed>|\(anonymous namespace\))::", "", of["Kernel Name"])
+        name = re.split(r"[<(]", name)[0]
+        codes = opcodes(of.get(OPCODES, ""))
+        count = lambda *prefixes: sum(n for code, n in codes.items() if code.split(".")[0] in prefixes)
+        grid = [int(x) for x in re.findall(r"\d+", of["Grid Size"])]
+        block = [int(x) for x in re.findall(r"\d+", of["Block Size"])]
+        warps = (block[0] * block[1] * block[2] + 31) // 32
+        kernels[name] = {
+            "global load sectors": number(of[SECTORS.format("ld")]),
+            "global store sectors": number(of[SECTORS.format("st")]) + number(of[SECTORS.format("red")]),
+            "global requests": number(of[REQUESTS.format("ld")]) + number(of[REQUESTS.format("st")]),
+            "shared wavefronts": number(of[WAVEFRONTS.format("ld")]) + number(of[WAVEFRONTS.format("st")]),
+            "bank conflicts": number(of[CONFLICTS]),
+            "barriers": count("BAR") / warps,  # executed by every warp, counted once a block
+            "shuffles": count("SHFL"),
+        }
+    return kernels
+
+
+def cpu_counters(flashsteps, step, shape):
+    kernels = {}
+    for row in json.loads(run(f"{flashsteps} profile {step} {shape} --format json")):
+        loads, stores = row["global_load_sectors"], row["global_store_sectors"]
+        kernels[row["kernel"].split("<")[0]] = {
+            "global load sectors": loads,
+            "global store sectors": stores,
+            "global requests": row["global_requests"],
+            "shared wavefronts": row["shared_wavefronts"],
+            "bank conflicts": row["shared_wavefronts"] - row["shared_ideal_wavefronts"],
+            "barriers": row["block_barriers"],
+            "shuffles": row["shuffles"],
+        }
+    return kernels
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out")
+    parser.add_argument("steps", nargs="*")
+    parser.add_argument("--flashsteps", default="build/flashsteps")
+    options = parser.parse_args()
+    listed = json.loads(run(f"{options.flashsteps} list --format json"))
+    gpu = run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader").strip().replace(",", ", driver", 1)
+    lines = []
+    for step in listed:
+        wanted = not options.steps or any(step["id"].startswith(prefix) for prefix in options.steps)
+        if not wanted or "gpu" not in step["devices"]:
+            continue
+        for shape in SHAPES:
+            there, here = gpu_counters(options.flashsteps, step["id"], shape), cpu_counters(options.flashsteps, step["id"], shape)
+            for kernel, counters in here.items():
+                for name, counted in counters.items():
+                    measured = there.get(kernel, {}).get(name)
+                    if counted or measured:
+                        ratio = "" if not measured else f"{counted / measured:.4f}"
+                        lines.append([step["id"], shape.replace("--", ""), kernel, name, f"{counted:.0f}",
+                                      "" if measured is None else f"{measured:.0f}", ratio])
+    with open(options.out, "w", newline="", encoding="utf-8") as file:
+        file.write(f"# date {datetime.date.today()}; GPU {gpu}; command: docs/results/compare_counters.py {options.out}\n")
+        writer = csv.writer(file)
+        writer.writerow(["step", "shape", "kernel", "counter", "executor", "gpu", "ratio"])
+        writer.writerows(lines)
+    print(f"{len(lines)} counters compared")
+
+
+main()

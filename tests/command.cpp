@@ -1,0 +1,46 @@
+#include "command.h"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+namespace flash::tests {
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+Folder::Folder() {
+  std::string name = (fs::temp_directory_path() / "flashsteps_XXXXXX").string();
+  REQUIRE(mkdtemp(name.data()) != nullptr);
+  path = name;
+}
+
+Folder::~Folder() { fs::remove_all(path); }
+
+Ran flashsteps(const std::string& arguments) {
+  const Folder folder;
+  const std::string line = std::string("'") + FLASHSTEPS_COMMAND + "' " + arguments + " >'" + (folder / "out") +
+                           "' 2>'" + (folder / "err") + "' </dev/null";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void expect_refused(const std::string& arguments, const std::vector<std::string>& words) {
+  INFO("flashsteps " << arguments);
+  const Ran ran = flashsteps(arguments);
+  CHECK(ran.code == 2);
+  CHECK(ran.out == "");
+  INFO(ran.err);
+  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == 1);
+  for (const std::string& word : words) CHECK_MESSAGE(contains(ran.err, word), word);
+}
+
+}  // namespace flash::tests

@@ -1,0 +1,32 @@
+// The built command, driven as a user drives it.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace flash::tests {
+namespace fs = std::filesystem;
+
+std::string contents(const fs::path& path);
+bool contains(const std::string& text, const std::string& part);
+
+// A folder of the test's own, removed at its end.
+struct Folder {
+  fs::path path;
+  Folder();
+  ~Folder();
+  std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+struct Ran {
+  int code;
+  std::string out, err;
+};
+
+// Runs `flashsteps` with these arguments, as a shell takes them apart.
+Ran flashsteps(const std::string& arguments);
+
+// Refused: exit code 2, one line on stderr with these words in it, nothing on stdout.
+void expect_refused(const std::string& arguments, const std::vector<std::string>& words);
+
+}  // namespace flash::tests
