@@ -51,6 +51,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 // Makes what this thread has written to shared memory visible to TMA and wgmma, the "async proxy" (9.7.13.4).
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Orders this thread's accesses to global memory with those of the bulk copies around it.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- TMA (9.7.9.25.5): one thread moves a box of a tensor. A row of a box has 128 bytes, and its 16-byte piece p lies at
 // p ^ (r % 8) in row r, so that neither rows nor columns of pieces collide in the banks. Boxes begin at multiples of 1,024
@@ -131,10 +133,15 @@ __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Stores four 8×8 matrices of 16-bit elements, ldmatrix's counterpart (9.7.14.5.16).
+// Stores four 8×8 matrices of 16-bit elements, ldmatrix's counterpart (9.7.14.5.16); with _trans, their transposes.
 __device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]),
                "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+__device__ __forceinline__ void stmatrix_x4_trans(void* row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 

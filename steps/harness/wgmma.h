@@ -51,67 +51,62 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 }
 
 // ---- The instruction for each width. Its text must name every register of d; the macros hold those lists.
-#define FLASH_8(how, i)                                                                                \
-  how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]), how(d[i + 6]), \
-      how(d[i + 7])
+#define FLASH_8(i)                                                                                            \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
 #define FLASH_NAMES_64 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
   "%24,%25,%26,%27,%28,%29,%30,%31"
-#define FLASH_REGISTERS_64(how) FLASH_8(how, 0), FLASH_8(how, 8), FLASH_8(how, 16), FLASH_8(how, 24)
+#define FLASH_REGISTERS_64 FLASH_8(0), FLASH_8(8), FLASH_8(16), FLASH_8(24)
 #define FLASH_NAMES_80 FLASH_NAMES_64 ",%32,%33,%34,%35,%36,%37,%38,%39"
-#define FLASH_REGISTERS_80(how) FLASH_REGISTERS_64(how), FLASH_8(how, 32)
+#define FLASH_REGISTERS_80 FLASH_REGISTERS_64, FLASH_8(32)
 #define FLASH_NAMES_96 FLASH_NAMES_80 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define FLASH_REGISTERS_96(how) FLASH_REGISTERS_80(how), FLASH_8(how, 40)
+#define FLASH_REGISTERS_96 FLASH_REGISTERS_80, FLASH_8(40)
 #define FLASH_NAMES_112 FLASH_NAMES_96 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define FLASH_REGISTERS_112(how) FLASH_REGISTERS_96(how), FLASH_8(how, 48)
+#define FLASH_REGISTERS_112 FLASH_REGISTERS_96, FLASH_8(48)
 #define FLASH_NAMES_128 FLASH_NAMES_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define FLASH_REGISTERS_128(how) FLASH_REGISTERS_112(how), FLASH_8(how, 56)
+#define FLASH_REGISTERS_128 FLASH_REGISTERS_112, FLASH_8(56)
 #define FLASH_NAMES_176 FLASH_NAMES_128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80," \
   "%81,%82,%83,%84,%85,%86,%87"
-#define FLASH_REGISTERS_176(how) FLASH_REGISTERS_128(how), FLASH_8(how, 64), FLASH_8(how, 72), FLASH_8(how, 80)
+#define FLASH_REGISTERS_176 FLASH_REGISTERS_128, FLASH_8(64), FLASH_8(72), FLASH_8(80)
 #define FLASH_NAMES_192 FLASH_NAMES_176 ",%88,%89,%90,%91,%92,%93,%94,%95"
-#define FLASH_REGISTERS_192(how) FLASH_REGISTERS_176(how), FLASH_8(how, 88)
+#define FLASH_REGISTERS_192 FLASH_REGISTERS_176, FLASH_8(88)
 #define FLASH_NAMES_256 FLASH_NAMES_192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109," \
   "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define FLASH_REGISTERS_256(how) FLASH_REGISTERS_192(how), FLASH_8(how, 96), FLASH_8(how, 104), FLASH_8(how, \
-  112), FLASH_8(how, 120)
+#define FLASH_REGISTERS_256 FLASH_REGISTERS_192, FLASH_8(96), FLASH_8(104), FLASH_8(112), FLASH_8(120)
 
-// `how`: "+f" adds to d, "=f" overwrites it. a to m2: the numbers of the operands after d's registers.
-#define FLASH_SHARED(n, how, types, majors, a_, b_, add_)                                                          \
+// Also where it is overwritten d is "+f", read and written: with "=f" ptxas needs some ten registers more. a_ to add_: the
+// numbers of the operands after d's registers.
+#define FLASH_SHARED(n, types, majors, a_, b_, add_)                                                          \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n types " {" FLASH_NAMES_##n "}, %" #a_ ", %" #b_ ", %" #add_ \
                ", 1, 1" majors ";"                                                                                \
-               : FLASH_REGISTERS_##n(how)                                                                          \
+               : FLASH_REGISTERS_##n                                                                          \
                : "l"(a), "l"(b), "n"(int(kAdd)), "n"(int(kA)), "n"(int(kB)))
-#define FLASH_REGISTER(n, how, types, majors, a0, a1, a2, a3, b_, add_)                                            \
+#define FLASH_REGISTER(n, types, majors, a0, a1, a2, a3, b_, add_)                                            \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n types " {" FLASH_NAMES_##n "}, {%" #a0 ",%" #a1 ",%" #a2    \
                ",%" #a3 "}, %" #b_ ", %" #add_ ", 1, 1" majors ";"                                                 \
-               : FLASH_REGISTERS_##n(how)                                                                          \
+               : FLASH_REGISTERS_##n                                                                          \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kAdd)), "n"(int(kB)))
-// Adding or overwriting, and the three element types.
-#define FLASH_EACH_WAY(kind, n, types, majors, ...)                  \
-  do {                                                               \
-    if constexpr (kAdd) kind(n, "+f", types, majors, __VA_ARGS__);   \
-    else kind(n, "=f", types, majors, __VA_ARGS__);                  \
-  } while (0)
+// The three element types.
 #define FLASH_DEFINE_WGMMA(n, p0, p1, p2, p3, p4, p5, p6)                                                              \
   template <>                                                                                                          \
   struct Wgmma<n> {                                                                                                    \
     template <class T, Major kA, Major kB, bool kAdd>                                                                  \
     static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a, uint64_t b) {                            \
       if constexpr (sizeof(T) == 1)                                                                                    \
-        FLASH_EACH_WAY(FLASH_SHARED, n, "k32.f32.e4m3.e4m3", "", p0, p1, p2);                                          \
+        FLASH_SHARED(n, "k32.f32.e4m3.e4m3", "", p0, p1, p2);                                          \
       else if constexpr (kIsBfloat16<T>)                                                                               \
-        FLASH_EACH_WAY(FLASH_SHARED, n, "k16.f32.bf16.bf16", ", %" #p3 ", %" #p4, p0, p1, p2);                         \
+        FLASH_SHARED(n, "k16.f32.bf16.bf16", ", %" #p3 ", %" #p4, p0, p1, p2);                         \
       else                                                                                                             \
-        FLASH_EACH_WAY(FLASH_SHARED, n, "k16.f32.f16.f16", ", %" #p3 ", %" #p4, p0, p1, p2);                           \
+        FLASH_SHARED(n, "k16.f32.f16.f16", ", %" #p3 ", %" #p4, p0, p1, p2);                           \
     }                                                                                                                  \
     template <class T, Major kB, bool kAdd>                                                                            \
     static __device__ __forceinline__ void run(float (&d)[n / 2], const uint32_t* a, uint64_t b) {                     \
       if constexpr (sizeof(T) == 1)                                                                                    \
-        FLASH_EACH_WAY(FLASH_REGISTER, n, "k32.f32.e4m3.e4m3", "", p0, p1, p2, p3, p4, p5);                            \
+        FLASH_REGISTER(n, "k32.f32.e4m3.e4m3", "", p0, p1, p2, p3, p4, p5);                            \
       else if constexpr (kIsBfloat16<T>)                                                                               \
-        FLASH_EACH_WAY(FLASH_REGISTER, n, "k16.f32.bf16.bf16", ", %" #p6, p0, p1, p2, p3, p4, p5);                     \
+        FLASH_REGISTER(n, "k16.f32.bf16.bf16", ", %" #p6, p0, p1, p2, p3, p4, p5);                     \
       else                                                                                                             \
-        FLASH_EACH_WAY(FLASH_REGISTER, n, "k16.f32.f16.f16", ", %" #p6, p0, p1, p2, p3, p4, p5);                       \
+        FLASH_REGISTER(n, "k16.f32.f16.f16", ", %" #p6, p0, p1, p2, p3, p4, p5);                       \
     }                                                                                                                  \
   };
 template <int kN>
@@ -125,7 +120,6 @@ FLASH_DEFINE_WGMMA(176, 88, 89, 90, 91, 92, 93, 94)
 FLASH_DEFINE_WGMMA(192, 96, 97, 98, 99, 100, 101, 102)
 FLASH_DEFINE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 #undef FLASH_DEFINE_WGMMA
-#undef FLASH_EACH_WAY
 #undef FLASH_REGISTER
 #undef FLASH_SHARED
 

@@ -76,6 +76,8 @@ SIMT_INLINE void fence_proxy_async() {
   simt::fence_async_proxy();
   simt::stay_in_kernel();
 }
+// The order of the two proxies is watched in shared memory only.
+SIMT_INLINE void fence_proxy_async_global() {}
 
 template <class T>
 TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows) {
@@ -119,7 +121,11 @@ SIMT_INLINE void bulk_wait() {
 }
 
 SIMT_INLINE void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
-  simt::store_matrices(row, r);
+  simt::store_matrices(row, r, false);
+  simt::stay_in_kernel();
+}
+SIMT_INLINE void stmatrix_x4_trans(void* row, const uint32_t (&r)[4]) {
+  simt::store_matrices(row, r, true);
   simt::stay_in_kernel();
 }
 

@@ -81,6 +81,16 @@ void store_fragments(Meeting& meeting, unsigned) {
     }
 }
 
+void store_transposed_fragments(Meeting& meeting, unsigned) {
+  const auto lane = [&](int i) { return static_cast<MatrixRow*>(meeting.brought[i]); };
+  for (int i = 0; i < kWarpSize; ++i)
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      const int k = matrix * 8 + i % 4 * 2;
+      lane(k)->row[i / 4] = first_of(lane(i)->r[matrix]);
+      lane(k + 1)->row[i / 4] = second_of(lane(i)->r[matrix]);
+    }
+}
+
 // The row of 16 bytes whose address a lane gives must be shared memory.
 void check_row(const char* what, const void* row, bool write, const void* code) {
   BlockRunner& block = *runner;
@@ -113,11 +123,13 @@ void load_matrices(uint32_t (&r)[4], const void* row, bool transposed) {
                /*orders_memory=*/false);
 }
 
-void store_matrices(void* row, const uint32_t (&r)[4]) {
+void store_matrices(void* row, const uint32_t (&r)[4], bool transposed) {
   const ObservationPause pause;
-  check_row("stmatrix_x4", row, true, SIMT_CALLER);
+  const char* what = transposed ? "stmatrix_x4_trans" : "stmatrix_x4";
+  check_row(what, row, true, SIMT_CALLER);
   MatrixRow mine{const_cast<uint32_t*>(r), static_cast<uint16_t*>(row)};
-  meet_in_warp(kAllLanes, "stmatrix_x4", &mine, store_fragments, SIMT_CALLER, /*orders_memory=*/false);
+  meet_in_warp(kAllLanes, what, &mine, transposed ? store_transposed_fragments : store_fragments, SIMT_CALLER,
+               /*orders_memory=*/false);
 }
 
 }  // namespace simt

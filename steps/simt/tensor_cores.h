@@ -14,7 +14,7 @@ enum class Element { half, bfloat16, e4m3 };
 
 void mma(Element type, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void load_matrices(uint32_t (&r)[4], const void* row, bool transposed);
-void store_matrices(void* row, const uint32_t (&r)[4]);
+void store_matrices(void* row, const uint32_t (&r)[4], bool transposed);
 
 void start_copy(void* shared, const void* global, bool inside);
 void commit_copies();
