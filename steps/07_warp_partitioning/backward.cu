@@ -28,7 +28,8 @@ struct KeyShape {
   static_assert(kQueryTile % Br == 0);
 
   struct Tiles {
-    T K[Bc * D], V[Bc * D], Q[2 * Br * D], dO[2 * Br * D], dS[2 * Bc * Br];  // walked over: this tile and the next
+    T K[Bc * D], V[Bc * D];
+    T Q[2 * Br * D], dO[2 * Br * D], dS[2 * Bc * Br];  // of two tiles of queries: this one and the next
     float LSE2[2][Br], row_dot[2][Br];
   };
 };

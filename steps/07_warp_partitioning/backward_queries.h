@@ -13,7 +13,7 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kQueryTile = 64;
 __host__ __device__ constexpr int padded(int Nq) { return ceil_div(Nq, kQueryTile) * kQueryTile; }
 
-// What the kernels read and write. The last three are workspace, [B·Hq, padded(Nq)] and with D columns.
+// What the kernels read and write. LSE2 and row_dot are workspace, [B·Hq, padded(Nq)]; dQ_sum has D columns as well.
 template <class T>
 struct Arrays {
   const T *Q, *K, *V, *O, *dO;
