@@ -4,7 +4,7 @@
 #include "simt/wgmma.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 
 #include "simt/async.h"
 #include "simt/findings.h"
@@ -32,6 +32,10 @@ void for_each_register(int n, Visit visit) {
     }
 }
 
+// What stands in a register whose product is under way: a NaN that nothing else makes.
+const float kUnderWay = std::bit_cast<float>(0x7fc0a51du);
+bool is_under_way(const float& x) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(kUnderWay); }
+
 struct Call {
   WarpgroupProduct what;
   const void* code;
@@ -48,7 +52,7 @@ Accumulator& accumulator_of(Warpgroup& group, Meeting& meeting) {
   for (int t = 0; t < kWarpgroupSize; ++t) made.d[size_t(t)] = static_cast<Call*>(meeting.brought[size_t(t)])->what.d;
   for_each_register(what.n, [&](int t, int i, size_t place) {
     made.values[place] = made.d[size_t(t)][i];
-    made.d[size_t(t)][i] = NAN;  // not to be looked at before the wait
+    made.d[size_t(t)][i] = kUnderWay;  // not to be looked at before the wait
   });
   return made;
 }
@@ -126,6 +130,7 @@ void finish_product(Warpgroup& group, const Product& product) {
 
 struct Wait {
   size_t pending;
+  const float* d;  // results that are wanted after it
   const void* code;
 };
 
@@ -139,12 +144,29 @@ void wait_for_all(Meeting& meeting, unsigned) {
   if (observer()) observer()->end_product_wait(group, runner->running->id / kWarpgroupSize * kWarpgroupSize);
   for (auto& accumulator : group.accumulators) {
     if (accumulator->pending > 0) continue;
+    bool untouched = true;
+    for_each_register(accumulator->n,
+                      [&](int t, int i, size_t) { untouched &= is_under_way(accumulator->d[size_t(t)][i]); });
+    if (!untouched)  // by then they may be anything on a thread's stack
+      runner->fail(Kind::barrier_misuse, wait.code,
+                   {{"the registers of a wgmma were used for something else before it was waited for"}});
     for_each_register(accumulator->n,
                       [&](int t, int i, size_t place) { accumulator->d[size_t(t)][i] = accumulator->values[place]; });
     accumulator.reset();
   }
   std::erase(group.accumulators, nullptr);
   group.fenced = {};
+  for (const auto& accumulator : group.accumulators) {
+    if (accumulator->d[0] != wait.d) continue;
+    const auto& uncommitted = group.groups.back();
+    const bool committed = std::none_of(uncommitted.begin(), uncommitted.end(), [&](const Product& product) {
+      return product.accumulator == accumulator.get();
+    });
+    runner->fail(Kind::barrier_misuse, wait.code,
+                 {{committed ? "wgmma_wait names registers whose products may still run: it leaves " +
+                                   std::to_string(wait.pending) + " pending"
+                             : std::string("wgmma_wait names registers whose products nobody has committed")}});
+  }
 }
 
 void meet_in_group(void* mine, BlockRunner::Act act, const char* what, const void* code) {
@@ -188,9 +210,9 @@ void commit_products() {
   group.groups.emplace_back();
 }
 
-void wait_for_products(int pending) {
+void wait_for_products(int pending, const float* d) {
   const ObservationPause pause;
-  Wait mine{size_t(pending), SIMT_CALLER};
+  Wait mine{size_t(pending), d, SIMT_CALLER};
   meet_in_group(&mine, wait_for_all, "wgmma_wait", mine.code);
 }
 

@@ -29,7 +29,7 @@ struct WarpgroupProduct {
 void start_product(const WarpgroupProduct& product);
 void fence_warpgroup();
 void commit_products();
-void wait_for_products(int pending);
+void wait_for_products(int pending, const float* d);
 
 }  // namespace simt
 
@@ -53,8 +53,8 @@ SIMT_INLINE void wgmma_commit() {
   simt::stay_in_kernel();
 }
 template <int kPending, int n>
-SIMT_INLINE void wgmma_wait(float (&)[n]) {
-  simt::wait_for_products(kPending);
+SIMT_INLINE void wgmma_wait(float (&d)[n]) {
+  simt::wait_for_products(kPending, d);
   simt::stay_in_kernel();
 }
 

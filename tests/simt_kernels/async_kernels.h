@@ -45,6 +45,8 @@ enum class AsyncFault {
   // wgmma_faults.cu
   no_wgmma_wait,
   wgmma_wait_pending,
+  no_wgmma_commit,
+  registers_reused,
   no_fence_before_wgmma,
   no_barrier_before_wgmma,
   no_wgmma_fence,

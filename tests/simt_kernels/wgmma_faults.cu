@@ -30,15 +30,15 @@ __global__ void product(const float* in, float* out) {
                                                b + (kFault == operand_past_shared ? 64
                                                     : kFault == operands_differ   ? t / 32 * 2
                                                                                   : 0));
-  wgmma_commit();
+  if (kFault != no_wgmma_commit) wgmma_commit();
   if (kFault == tile_overwritten_after_barrier) __syncthreads();
   if (kOverwritten) line = __LINE__ + 1;
   if (kOverwritten && t == 64) tile[5] = 0;
   if (kFault == tile_overwritten_after_barrier) __syncthreads();
-  if (kFault == wgmma_wait_pending)
-    wgmma_wait<1>(sum);
-  else if (kFault != no_wgmma_wait)
-    wgmma_wait<0>(sum);
+  if (kFault == registers_reused) sum[5] = 0.0f;
+  if (kFault == registers_reused) line = __LINE__ + 2;
+  if (kFault == wgmma_wait_pending || kFault == no_wgmma_commit) line = __LINE__ + 1;
+  if (kFault != no_wgmma_wait) wgmma_wait<kFault == wgmma_wait_pending>(sum);
   for (int i = 0; i < 32; ++i) out[i * 128 + t] = sum[i];
 }
 
@@ -90,6 +90,10 @@ void AsyncKernels<kTarget>::wgmma_fault(AsyncFault fault, const float* in, float
       return run(product<no_wgmma_wait>);
     case wgmma_wait_pending:
       return run(product<wgmma_wait_pending>);
+    case registers_reused:
+      return run(product<registers_reused>);
+    case no_wgmma_commit:
+      return run(product<no_wgmma_commit>);
     case no_fence_before_wgmma:
       return run(product<no_fence_before_wgmma>);
     case no_barrier_before_wgmma:
