@@ -67,7 +67,8 @@ std::vector<const RegisteredStep*> steps_of(const std::string& file) {
   return steps;
 }
 
-// Several tiles in each direction; with and without mask, more keys than queries and fewer, grouped heads, dropout.
+// Several tiles in each direction; with and without mask, more keys than queries and fewer, grouped heads, dropout,
+// negative scale.
 std::vector<Problem> problems_for(const RegisteredStep& step) {
   const Step& info = step.info();
   std::vector<Problem> problems;
@@ -81,6 +82,7 @@ std::vector<Problem> problems_for(const RegisteredStep& step) {
       p.deterministic = kind == 2;
       if (kind > 0) p.Hq = 2, p.Hkv = info.kv_heads ? 1 : 2;
       if (kind == 1 && info.dropout) p.dropout = 0.2;
+      if (kind == 2) p.scale = -p.scale;
       problems.push_back(p);
     }
   }
