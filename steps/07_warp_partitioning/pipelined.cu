@@ -29,7 +29,7 @@ struct Shape {
 };
 
 constexpr float kSlack = 8.0f;   // a row's reference stays until a score is 2⁸ times as heavy
-constexpr float kFar = 0x1p24f;  // a reference beyond which a product with the scale is rounded by more than 1
+constexpr float kFar = 4096.0f;  // a reference beyond which scaling before subtracting would round too coarsely
 
 template <class S>
 using Scores = float[S::kRowTiles][S::Bc / 8][4];
