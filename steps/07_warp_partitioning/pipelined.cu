@@ -29,7 +29,7 @@ struct Shape {
 };
 
 constexpr float kSlack = 8.0f;   // a row's reference stays until a score is 2⁸ times as heavy
-constexpr float kFar = 0x1p24f;  // a reference beyond which a product with the scale is rounded by more than 1
+constexpr float kFar = 4096.0f;  // a reference beyond which scaling before subtracting would round too coarsely
 
 template <class S>
 using Scores = float[S::kRowTiles][S::Bc / 8][4];
@@ -158,8 +158,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     for (int k = 0; k < D / 16; k++) load_Q(kept_Q[k], k);
 
   for (int j = 0; j < tiles; j++) {
+    // Tile j is there for all, and all are done with tile j − 1, where the next one goes.
     cp_async_wait<0>();
-    __syncthreads();  // tile j is there for all, and all are done with tile j − 1, where the next one goes
+    bool taken_out = false;
+    if (kDropout || j >= whole_tiles)
+      taken_out = __syncthreads_or(take_out_non_finite<Bc, D, S::kThreads>(tile + S::kAtV + j % 2 * Bc * D));
+    else
+      __syncthreads();
     start_keys(j + 1);
 
     // Scores.
@@ -235,6 +240,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         }
       }
     }
+    if (taken_out)
+#pragma unroll
+      for (int i = 0; i < kRowTiles; i++)
+        add_non_finite<D>(rows.o[i], V + size_t(j) * Bc * D, min(Bc, keys - j * Bc), [&](int half, int key) {
+          const int query = query0 + row0 + 16 * i + 8 * half + g;
+          return j * Bc + key < keys_seen(p, query) && (!kDropout || drop.keeps(head, query, j * Bc + key));
+        });
   }
 
   // O is divided by l, once, and goes to HBM in 16-byte pieces, by way of the warp's own rows of Q.

@@ -64,7 +64,9 @@ __global__ void __launch_bounds__(kThreads)
     start_tile<Bc, D, kThreads>(tile.V, V, key0, p.Nk);
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();  // every warp sees the new ones
+    const bool at_edge = kDropout || key0 + Bc > keys_seen(p, query0);  // some row leaves keys of the tile out
+    const bool taken_out = __syncthreads_or(at_edge && take_out_non_finite<Bc, D, kThreads>(tile.V));
+    // Every warp sees the new tiles.
 
     // Scores: all rows, the warp's 16 keys.
     float s[kRowTiles][2][4] = {};
@@ -173,6 +175,14 @@ __global__ void __launch_bounds__(kThreads)
             sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
           }
     }
+    if (taken_out)
+      for (int j = key0; j < min(key0 + Bc, keys); j++)
+#pragma unroll
+        for (int i = 0; i < kOwned * D / 8; i++) {
+          const int r = i / (D / 8), c = i / 4 % (D / 32), e = i % 4, query = query0 + owned_row + 16 * r;
+          const float v = float(V[size_t(j) * D + 32 * c + owned_column + e]);
+          if (!is_finite(v) && j < keys_seen(p, query) && (!kDropout || drop.keeps(head, query, j))) o[r][c][e] += v;
+        }
   }
 
   // The sums of the weights meet too, once. Then the owners divide.

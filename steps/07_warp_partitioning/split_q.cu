@@ -58,7 +58,9 @@ __global__ void __launch_bounds__(kThreads)
     start_tile<Bc, D, kThreads>(tile.V, V, key0, p.Nk);
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();  // every warp sees the new ones
+    const bool at_edge = kDropout || key0 + Bc > keys_seen(p, query0);  // some row leaves keys of the tile out
+    const bool taken_out = __syncthreads_or(at_edge && take_out_non_finite<Bc, D, kThreads>(tile.V));
+    // Every warp sees the new tiles.
 
     // Scores: 16 rows, all keys of the tile.
     float s[Bc / 8][4] = {};
@@ -118,6 +120,11 @@ __global__ void __launch_bounds__(kThreads)
         mma_m16n8k16<T>(o[2 * n + 1], a, b[1]);
       }
     }
+    if (taken_out)
+      add_non_finite<D>(o, V + size_t(key0) * D, min(Bc, keys - key0), [&](int half, int key) {
+        const int query = query0 + row + 8 * half;
+        return key0 + key < keys_seen(p, query) && (!kDropout || drop.keeps(head, query, key0 + key));
+      });
   }
 
   // O is divided by l, once.

@@ -30,6 +30,45 @@ __device__ __forceinline__ void start_tile(T* tile, const T* matrix, int row0, i
     cp_async_16(&tile[swizzled<D>(row + r, chunk)], from + r * D, row0 + row + r < rows);
 }
 
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < INFINITY; }
+
+// Takes the elements of a tile that are NaN or ∞ out, of those that this thread has copied itself and waited for; zeros
+// take their place. Whether there were any. A tensor core multiplies all it is given, and 0 · NaN is NaN: where a row
+// does not see every key of a tile of V, it must not meet them. add_non_finite() gives them to the rows that do.
+template <int kRows, int D, int kThreads, class T>
+__device__ __forceinline__ bool take_out_non_finite(T* tile) {
+  constexpr uint32_t kExponent = kIsBfloat16<T> ? 0x7f80 : 0x7c00;  // its bits are all set in NaN and ∞ alone
+  bool found = false;
+  for (int i = threadIdx.x; i < kRows * D / 8; i += kThreads) {
+    T* const chunk = &tile[swizzled<D>(i / (D / 8), i % (D / 8))];
+    const uint4 x = *reinterpret_cast<const uint4*>(chunk);
+    bool here = false;
+    for (uint32_t pair : {x.x, x.y, x.z, x.w})
+      here |= (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
+    if (!here) continue;
+    found = true;
+    for (int e = 0; e < 8; e++)
+      if (!is_finite(float(chunk[e]))) chunk[e] = T(0.0f);
+  }
+  return found;
+}
+
+// Adds what was taken out of a tile of V, from key `V` on, to accumulators of O. counts(half, j): whether the weight of
+// key j counts in row g + 8 · half.
+template <int D, class T, class Counts>
+__device__ __forceinline__ void add_non_finite(float (&o)[D / 8][4], const T* V, int keys, Counts counts) {
+  for (int j = 0; j < keys; j++)
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const float v = float(V[size_t(j) * D + 8 * n + 2 * (threadIdx.x & 3) + e]);
+        if (is_finite(v)) continue;
+        if (counts(0, j)) o[n][e] += v;
+        if (counts(1, j)) o[n][2 + e] += v;
+      }
+}
+
 // The lane's row and chunk in the 16 × 16 elements at a tile's corner, in the two orders in which ldmatrix fills
 // operands.
 template <int D>
