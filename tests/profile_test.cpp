@@ -45,6 +45,7 @@ TEST_CASE("bytes of global memory are those of the pages' closed forms") {
           if (D != 64 && p.B * p.Hq != 2) continue;  // other head dims: two of the shapes
           p.dtype = step.info().dtypes.front();
           if (!step.info().kv_heads) p.Hkv = p.Hq;
+          p.deterministic = pass == Pass::backward && p.B == 2;
           if (step.id.substr(0, 2) == "02" && D > 64) continue;  // any D: two are enough
           if (!step.builds.count(Target::cpu_observed) || !step.has(pass) || why_unsupported(step, p, pass)) continue;
           const std::vector<KernelBytes> expected = closed_form(step, pass, p);
@@ -55,8 +56,12 @@ TEST_CASE("bytes of global memory are those of the pages' closed forms") {
           for (const KernelBytes& k : expected) {
             INFO(k.kernel);
             REQUIRE(kernels.count(k.kernel) == 1);
-            CHECK(double(kernels.at(k.kernel).global.read_bytes) == k.read);
-            CHECK(double(kernels.at(k.kernel).global.write_bytes) == k.written);
+            const simt::Traffic& global = kernels.at(k.kernel).global;
+            // Flags are asked as often as they must be: a few bytes, not always as many.
+            CHECK(double(global.read_bytes) >= k.read);
+            CHECK(double(global.write_bytes) >= k.written);
+            CHECK(double(global.read_bytes) <= (k.beside_flags ? 1.01 : 1.0) * k.read);
+            CHECK(double(global.write_bytes) <= (k.beside_flags ? 1.01 : 1.0) * k.written);
             compared++;
           }
         }

@@ -29,6 +29,16 @@ double whole_tiles(const Problem& p, double keys, int Bc, int ahead) {
   return std::min(double(tiles) * Bc, double(p.Nk));
 }
 
+// Calls `visit` for each tile of Bc keys that some query sees, with where its walk over tiles of Br queries begins.
+template <class Visit>
+void for_each_walk_over_queries(const Problem& p, int Bc, int Br, Visit visit) {
+  for (int key0 = 0; key0 < p.Nk; key0 += Bc) {
+    int first = 0;
+    while (first < p.Nq && keys_seen_by(p, first) <= key0) first++;
+    if (first < p.Nq) visit(first / Br * Br);
+  }
+}
+
 }  // namespace
 
 ClosedFormRegistration::ClosedFormRegistration(const char* file, const char* step, Pass pass, ClosedForm form) {
@@ -65,11 +75,13 @@ double elements_walked(const Problem& p, int Br, int Bc) {
 
 double queries_walked(const Problem& p, int Bc, int Br) {
   double walked = 0;
-  for (int key0 = 0; key0 < p.Nk; key0 += Bc) {
-    int first = 0;
-    while (first < p.Nq && keys_seen_by(p, first) <= key0) first++;
-    if (first < p.Nq) walked += p.Nq - first / Br * Br;
-  }
+  for_each_walk_over_queries(p, Bc, Br, [&](int first) { walked += p.Nq - first; });
+  return walked;
+}
+
+double query_tiles_walked(const Problem& p, int Bc, int Br) {
+  double walked = 0;
+  for_each_walk_over_queries(p, Bc, Br, [&](int first) { walked += (p.Nq - first + Br - 1) / Br; });
   return walked;
 }
 

@@ -14,6 +14,7 @@ struct KernelBytes {
   std::string kernel;  // its name, without template arguments
   double read = 0;
   double written = 0;
+  bool beside_flags = false;  // flags and counters between blocks, a few bytes, come on top
 };
 
 using ClosedForm = std::vector<KernelBytes> (*)(const Problem&);
@@ -40,5 +41,7 @@ double keys_walked(const Problem& p, int Br, int Bc, int ahead = 0);
 double elements_walked(const Problem& p, int Br, int Bc);
 // A block owns Bc keys and walks over tiles of Br queries from the first that sees one of them.
 double queries_walked(const Problem& p, int Bc, int Br);
+// The same with every tile counted as whole: how many tiles of Br queries are visited.
+double query_tiles_walked(const Problem& p, int Bc, int Br);
 
 }  // namespace flash
