@@ -71,12 +71,12 @@ DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 PEERS = {"math": "PyTorch, unfused", "efficient": "PyTorch, memory-efficient", "flash2": "PyTorch, FlashAttention-2", "cudnn": "PyTorch, cuDNN"}
 
 
-def peer_rows(dtype):
-    """PyTorch's attention in this precision, from whichever h200_peers_*.csv has it, and those files' comments."""
+def peer_rows(dtype, what):
+    """PyTorch's attention in this precision and pass, from whichever h200_peers_*.csv has it, and those files' comments."""
     rows, sources = [], []
     for path in sorted(RESULTS.glob("h200_peers_*.csv")):
         data, comments = read(path.name)
-        mine = [r for r in data if DTYPES.get(r["dtype"], r["dtype"]) == dtype and r["peer"] in PEERS]
+        mine = [r for r in data if DTYPES.get(r["dtype"], r["dtype"]) == dtype and r["peer"] in PEERS and r["what"] == what]
         if mine:
             rows += mine
             sources.append((path.name, comments))
@@ -173,8 +173,7 @@ def speed(links, chapter, what):
     steps = list(dict.fromkeys(r["step"] for r in data))
     dtype, head_dim = data[0]["dtype"], data[0]["head_dim"]
     data = [r for r in data if r["dtype"] == dtype and r["head_dim"] == head_dim]
-    peers, sources = peer_rows(dtype)
-    peers = [r for r in peers if r["what"] == what]
+    peers, sources = peer_rows(dtype, what)
     shown = [peer for peer in PEERS if any(same_shape(r, p) for r in data for p in peers if p["peer"] == peer)]
 
     titles = ["N"]
@@ -203,7 +202,7 @@ def shapes(links, chapter, what):
     name = f"h200_bench_{chapter}.csv"
     data, comments = read(name)
     dtype = data[0]["dtype"]
-    peers, sources = peer_rows(dtype)
+    peers, sources = peer_rows(dtype, what)
     data = [r for r in data if r["pass"] == what and r["dtype"] == dtype]
     lengths = sorted({int(r["seq"]) for r in data})
     rows = []
@@ -215,8 +214,7 @@ def shapes(links, chapter, what):
         for r in mine(data):
             by_name.setdefault(f"`{r['step'].split('/')[1]}`", {})[int(r["seq"])] = float(r["tflops"])
         for r in mine(peers):
-            if r["what"] == what:
-                by_name.setdefault(PEERS[r["peer"]], {})[int(r["seq"])] = float(r["tflops"])
+            by_name.setdefault(PEERS[r["peer"]], {})[int(r["seq"])] = float(r["tflops"])
         for who, tflops in by_name.items():
             rows.append([who, str(head_dim), "causal" if causal == "1" else "full"]
                         + [number(tflops[n]) if n in tflops else "–" for n in lengths])
@@ -246,8 +244,8 @@ def ladder(links, what, last="99"):
         if data:
             sources.append((path.name, comments))
     for dtype in dtypes:
-        peers, peer_sources = peer_rows(dtype)
-        peers = [p for p in peers if p["what"] == what and p["causal"] == "0" and p["head_dim"] == "64"]
+        peers, peer_sources = peer_rows(dtype, what)
+        peers = [p for p in peers if p["causal"] == "0" and p["head_dim"] == "64"]
         for peer in PEERS:
             by_length = {int(p["seq"]): p for p in peers if p["peer"] == peer}
             if by_length:
