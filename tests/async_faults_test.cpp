@@ -80,6 +80,7 @@ constexpr Planted kWgmma[] = {
     {operand_past_shared, Kind::out_of_bounds, "up to byte 17408 of 16384", true},
     {operands_differ, Kind::divergence, "operands that differ", true},
     {stage_released_early, Kind::race, "until it is waited for, and before that thread (0,0,0) writes"},
+    {too_many_registers, Kind::deadlock, "in setmaxnreg_inc, for registers that nobody gives back", true},
     {stage_released_by_one, Kind::race, "an asynchronous operation reads"},
 };
 

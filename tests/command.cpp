@@ -23,9 +23,9 @@ Folder::Folder() {
 
 Folder::~Folder() { fs::remove_all(path); }
 
-Ran flashsteps(const std::string& arguments) {
+Ran flashsteps(const std::string& arguments, const std::string& before) {
   const Folder folder;
-  const std::string line = std::string("'") + FLASHSTEPS_COMMAND + "' " + arguments + " >'" + (folder / "out") +
+  const std::string line = before + "'" + FLASHSTEPS_COMMAND + "' " + arguments + " >'" + (folder / "out") +
                            "' 2>'" + (folder / "err") + "' </dev/null";
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};

@@ -23,8 +23,8 @@ struct Ran {
   std::string out, err;
 };
 
-// Runs `flashsteps` with these arguments, as a shell takes them apart.
-Ran flashsteps(const std::string& arguments);
+// Runs `flashsteps` with these arguments, as a shell takes them apart; `before`: commands of the shell that come first.
+Ran flashsteps(const std::string& arguments, const std::string& before = "");
 
 // Refused: exit code 2, one line on stderr with these words in it, nothing on stdout.
 void expect_refused(const std::string& arguments, const std::vector<std::string>& words);

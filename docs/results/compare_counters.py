@@ -19,12 +19,10 @@ import sys
 SHAPES = ["--heads 2 --seq 512 --head-dim 64", "--heads 2 --seq 300 --seq-k 420 --head-dim 64 --causal"]
 SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
 REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum"
-WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"  # without shuffles, which use the same pipe
+WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"  # of shuffles too, which use the same pipe
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
-DRAM = "dram__bytes_{}.sum"
-OPCODES = "sass__inst_executed_per_opcode"
 METRICS = [SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
-           WAVEFRONTS.format("ld"), WAVEFRONTS.format("st"), CONFLICTS, OPCODES]
+           WAVEFRONTS, CONFLICTS]
 
 
 def run(command):
@@ -38,15 +36,10 @@ def number(text):
     return float(text.replace(",", "") or 0)
 
 
-def opcodes(text):
-    """{'BAR': 12, …} of an instanced metric: "340 (BAR: 12; LDS: 328)"."""
-    return {name: number(count) for name, count in re.findall(r"([A-Z][A-Z0-9_.]*): ([\d,.]+)", text)}
-
-
 def gpu_counters(flashsteps, step, shape):
     """By kernel name, of its last launch."""
     # With all rows compared, a backward pass gets O and LSE from the oracle: no other kernel runs before it.
-    text = run(f"ncu --clock-control none --csv --page raw --print-metric-instances values --metrics {','.join(METRICS)} "
+    text = run(f"ncu --clock-control none --csv --page raw --metrics {','.join(METRICS)} "
                f"{flashsteps} check {step} {shape} --device gpu")
     rows = list(csv.reader(line for line in io.StringIO(text) if line.startswith('"')))
     titles, kernels = rows[0], {}
@@ -54,19 +47,12 @@ def gpu_counters(flashsteps, step, shape):
         of = dict(zip(titles, row))
         name = re.sub(r"^(void )?(<unnamed>|\(anonymous namespace\))::", "", of["Kernel Name"])
         name = re.split(r"[<(]", name)[0]
-        codes = opcodes(of.get(OPCODES, ""))
-        count = lambda *prefixes: sum(n for code, n in codes.items() if code.split(".")[0] in prefixes)
-        grid = [int(x) for x in re.findall(r"\d+", of["Grid Size"])]
-        block = [int(x) for x in re.findall(r"\d+", of["Block Size"])]
-        warps = (block[0] * block[1] * block[2] + 31) // 32
         kernels[name] = {
             "global load sectors": number(of[SECTORS.format("ld")]),
             "global store sectors": number(of[SECTORS.format("st")]) + number(of[SECTORS.format("red")]),
             "global requests": number(of[REQUESTS.format("ld")]) + number(of[REQUESTS.format("st")]),
-            "shared wavefronts": number(of[WAVEFRONTS.format("ld")]) + number(of[WAVEFRONTS.format("st")]),
+            "shared wavefronts": number(of[WAVEFRONTS]),
             "bank conflicts": number(of[CONFLICTS]),
-            "barriers": count("BAR") / warps,  # executed by every warp, counted once a block
-            "shuffles": count("SHFL"),
         }
     return kernels
 
@@ -79,10 +65,8 @@ def cpu_counters(flashsteps, step, shape):
             "global load sectors": loads,
             "global store sectors": stores,
             "global requests": row["global_requests"],
-            "shared wavefronts": row["shared_wavefronts"],
+            "shared wavefronts": row["shared_wavefronts"] + row["shuffles"],
             "bank conflicts": row["shared_wavefronts"] - row["shared_ideal_wavefronts"],
-            "barriers": row["block_barriers"],
-            "shuffles": row["shuffles"],
         }
     return kernels
 
@@ -105,7 +89,8 @@ def main():
             for kernel, counters in here.items():
                 for name, counted in counters.items():
                     measured = there.get(kernel, {}).get(name)
-                    if counted or measured:
+                    # Where there are neither shared memory nor shuffles the GPU counts one wavefront a warp all the same.
+                    if counted or (measured and name != "shared wavefronts"):
                         ratio = "" if not measured else f"{counted / measured:.4f}"
                         lines.append([step["id"], shape.replace("--", ""), kernel, name, f"{counted:.0f}",
                                       "" if measured is None else f"{measured:.0f}", ratio])

@@ -150,7 +150,11 @@ def counters_compared(links):
     for r in data:
         executor, gpu = float(r["executor"]), float(r["gpu"] or 0)
         group = groups.setdefault((r["step"][:2], r["counter"]), [0, 0, {}])
-        same = executor == gpu or (gpu > 0 and abs(executor / gpu - 1) <= 0.02)
+        whole = gpu
+        if r["counter"] == "bank conflicts":  # a share of the wavefronts
+            whole = next(float(w["gpu"]) for w in data if w["counter"] == "shared wavefronts"
+                         and all(w[key] == r[key] for key in ("step", "shape", "kernel")))
+        same = abs(executor - gpu) <= 0.02 * whole
         group[0] += 1
         group[1] += same
         if not same:

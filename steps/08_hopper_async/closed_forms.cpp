@@ -44,6 +44,7 @@ std::vector<KernelBytes> backward(const Problem& p) {
   const double q = double(p.q_elements()), kv = double(p.kv_elements());
   const int tiles = (p.Nq + Br - 1) / Br;
   const double visits = heads * query_tiles_walked(p, 128, Br);
+  if (q == 0) return {{"clear", 0, 2 * kv * element}};  // dK and dV are zero
   double summed = 0;  // tiles of dQ to which some key has added
   for (int tile = 0; tile < tiles; tile++) {
     const int end = (tile + 1) * Br < p.Nq ? (tile + 1) * Br : p.Nq;

@@ -23,7 +23,7 @@ struct Shape {
 template <class Shape>
 constexpr int kProducerRegisters = Shape::kConsumers == 2 ? 40 : 32;
 template <class Shape>
-constexpr int kConsumerRegisters = Shape::kConsumers == 2   ? 240
+constexpr int kConsumerRegisters = Shape::kConsumers == 2   ? 232
                                    : Shape::kConsumers == 3 ? 160
                                                             : 112;
 

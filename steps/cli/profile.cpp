@@ -1,6 +1,7 @@
 // `flashsteps profile`: what each kernel does, counted by the CPU executor on any machine, beside what its chapter's page
 // says that it must do.
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 
@@ -35,6 +36,13 @@ std::string text_of_line(const simt::LineTraffic& line) {
     if (!std::getline(file, text)) return "";
   const size_t begin = text.find_first_not_of(" \t");
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
+}
+
+// A kernel's name as its file has it: without the executor's own namespaces for CUDA's types.
+std::string source_name(std::string name) {
+  for (const char* inner : {"simt::observed::", "simt::plain::"})
+    for (size_t at; (at = name.find(inner)) != std::string::npos;) name.erase(at, std::strlen(inner));
+  return name;
 }
 
 // What one pass of one step did, a kernel at a time.
@@ -112,8 +120,9 @@ class Profiler {
       tensors.LSE = made.LSE;
     }
     const StepResult result = run_step(cpu_device(), Target::cpu_observed, step, pass, p, tensors);
-    profiles_.push_back(
-        {&step, pass, p, result.scratch_bytes, simt::counters_by_kernel(), closed_form(step, pass, p)});
+    std::map<std::string, simt::Counters> kernels;
+    for (const auto& [name, counters] : simt::counters_by_kernel()) kernels[source_name(name)] += counters;
+    profiles_.push_back({&step, pass, p, result.scratch_bytes, kernels, closed_form(step, pass, p)});
   }
 
   static Row start_of_row(const Profile& profile, const std::string& kernel) {
@@ -249,7 +258,10 @@ class Profiler {
   void print_tables() const {
     for (const Profile& profile : profiles_) {
       std::cout << profile.step->id << " " << name_of(profile.pass) << ", " << describe(profile.problem);
-      if (profile.scratch_bytes) std::cout << "; scratch " << double(profile.scratch_bytes) / 1024 << " KB";
+      if (profile.scratch_bytes >= 1024)
+        std::cout << "; scratch " << (profile.scratch_bytes + 512) / 1024 << " KB";
+      else if (profile.scratch_bytes > 0)
+        std::cout << "; scratch " << profile.scratch_bytes << " bytes";
       std::cout << "\n";
       print_rows(std::cout, Format::table, options_.lines ? line_table(profile) : kernel_table(profile));
       std::cout << "\n";

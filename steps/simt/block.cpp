@@ -160,6 +160,7 @@ void BlockRunner::reset_fibers() {
     Fiber& fiber = fibers[i];
     fiber.id = i;
     fiber.done = false;
+    fiber.registers = registers_at_launch();
     fiber.wait_word = nullptr;
     fiber.polling = false;
     fiber.polls = 0;
@@ -177,6 +178,7 @@ void BlockRunner::run_block(uint3 index, uint64_t number) {
   warps.clear();
   warps.resize((threads + kWarpSize - 1) / kWarpSize);
   barrier = {};
+  spare_registers = 0;
   async->begin_block(threads);
 
   // What nobody has written yet reads as NaN.

@@ -6,6 +6,7 @@
 //
 // Not modelled: that lanes of a warp run in step. They may be anywhere between two meetings, as on GPUs since Volta.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -32,6 +33,7 @@ struct Fiber {
   int id = 0;
   uint3 thread{};
   bool done = false;
+  int registers = 0;
   // Asks for the same things again and again: it can run, but that brings nothing unless another one does something.
   bool polling = false;
   unsigned polls = 0;  // how often it has had the same answers
@@ -114,6 +116,8 @@ class BlockRunner {
   bool is_shared(const void* address, size_t bytes) const;
   bool polls_at(const Fiber& fiber, const void* address) const;
   size_t dynamic_bytes() const { return launch_->smem_bytes; }
+  // How many registers each thread of the launch begins with: the most that all can have, in eights.
+  int registers_at_launch() const { return std::min(255, 65536 / threads / 8 * 8); }
   int lanes_in(int warp) const;  // of the warp's 32, how many there are in this block
 
   int threads = 0;
@@ -124,6 +128,8 @@ class BlockRunner {
   std::vector<Answers> answers;  // by thread
   std::vector<Warp> warps;
   Meeting barrier;
+  int spare_registers = 0;         // given back by setmaxnreg, and not taken yet
+  unsigned registers_given = 0;    // how often some were
   Fiber* running = nullptr;  // null while the executor itself runs
   CollectiveCounts counts;
   std::unique_ptr<AsyncState> async;   // what is under way beside the threads

@@ -40,6 +40,10 @@ void wait_for_bulk_stores(int pending);
 int read_flag(const int* flag);
 void write_flag(int* flag, int value);
 
+// The thread goes on with so many registers: gives the rest back, or waits until there are that many to be had.
+void give_registers(int registers);
+void take_registers(int registers);
+
 }  // namespace simt
 
 namespace flash {
@@ -143,11 +147,18 @@ SIMT_INLINE void store_release(int* p, int x) {
 SIMT_INLINE void grid_dependency_launch() {}
 SIMT_INLINE void grid_dependency_wait() {}
 
-// How many registers a thread has is not modelled.
+// Threads begin with as many registers as the block's size allows all of them, and take more only from what others have
+// given back. What they use them for is not modelled.
 template <int kRegisters>
-SIMT_INLINE void setmaxnreg_inc() {}
+SIMT_INLINE void setmaxnreg_inc() {
+  simt::take_registers(kRegisters);
+  simt::stay_in_kernel();
+}
 template <int kRegisters>
-SIMT_INLINE void setmaxnreg_dec() {}
+SIMT_INLINE void setmaxnreg_dec() {
+  simt::give_registers(kRegisters);
+  simt::stay_in_kernel();
+}
 
 }  // namespace FLASH_TARGET
 }  // namespace flash

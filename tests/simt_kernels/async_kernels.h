@@ -47,6 +47,7 @@ enum class AsyncFault {
   wgmma_wait_pending,
   no_wgmma_commit,
   registers_reused,
+  too_many_registers,
   no_fence_before_wgmma,
   no_barrier_before_wgmma,
   no_wgmma_fence,

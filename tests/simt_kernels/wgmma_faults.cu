@@ -54,6 +54,11 @@ __global__ void __launch_bounds__(384, 1) pipeline(const float* in, float* out) 
   }
   __syncthreads();
   const int group = threadIdx.x / 128, t = threadIdx.x % 128;
+  if (kFault == too_many_registers) line = __LINE__ + 4;
+  if (group == 0)
+    setmaxnreg_dec<40>();
+  else  // of 168 at launch, 128 are to be had, for two
+    setmaxnreg_inc<kFault == too_many_registers ? 240 : 232>();
   if (group == 0) {
     for (int i = 0; t == 0 && i < 3; ++i) {
       mbarrier_wait(&empty, (i & 1) ^ 1);
@@ -92,6 +97,8 @@ void AsyncKernels<kTarget>::wgmma_fault(AsyncFault fault, const float* in, float
       return run(product<wgmma_wait_pending>);
     case registers_reused:
       return run(product<registers_reused>);
+    case too_many_registers:
+      return run(pipeline<too_many_registers>, 384, 8192);
     case no_wgmma_commit:
       return run(product<no_wgmma_commit>);
     case no_fence_before_wgmma:
