@@ -37,6 +37,7 @@ bool same_kind(double a, double b) {
 
 // A number short enough for a message.
 std::string text(long double x) {
+  if (std::isnan(x)) return "nan";  // which has no sign that would mean anything
   std::ostringstream out;
   out.precision(6);
   out << x;

@@ -336,6 +336,15 @@ TEST_CASE("run: a folder that cannot be written, a full disk: one line, nothing 
   CHECK(fs::is_empty(small.folder.path / "full"));
 }
 
+TEST_CASE("check: seeds past 64 bits, no rows and one step named twice") {
+  for (const char* seed : {"-1", "18446744073709551616", "1.5", "x"})
+    expect_refused(std::string("check 02 --device cpu --seq 8 --seed=") + seed, {"--seed", "18446744073709551615"});
+  CHECK(flashsteps("check 02 --device cpu --seq 8 --seed 18446744073709551615").code == 0);
+  expect_refused("check 02 --device cpu --seq 8 --sample 0", {"--sample", "at least 1"});
+  const std::string once = flashsteps("check 05/forward --device cpu --seq 8 --format csv").out;
+  CHECK(flashsteps("check 05/forward 05/for --device cpu --seq 8 --format csv").out == once);
+}
+
 TEST_CASE("an output file takes the place of nothing but a file, and nobody's other file is lost") {
   const Folder folder;
   write(folder / "y.svg.part", "precious");

@@ -26,6 +26,10 @@ template <class Shape>
 constexpr int kConsumerRegisters = Shape::kConsumers == 2   ? 232
                                    : Shape::kConsumers == 3 ? 160
                                                             : 112;
+// Who asks for more than was launched with waits for ever.
+template <class Shape>
+constexpr bool kRegistersSuffice = kProducerRegisters<Shape> + Shape::kConsumers * kConsumerRegisters<Shape> <=
+                                   (1 + Shape::kConsumers) * (512 / (1 + Shape::kConsumers) / 8 * 8);
 
 // A tile in shared memory, as TMA writes it and wgmma reads it: panels of 64 columns, 128 bytes a row, swizzled.
 template <class T, int kRows, int D>
@@ -265,6 +269,7 @@ __device__ __forceinline__ void store_output(float (&O)[Shape::D / 2], const flo
 template <class Shape>
 Arguments<typename Shape::T> arguments_of(const Problem& p, const Tensors& t) {
   using T = typename Shape::T;
+  static_assert(kRegistersSuffice<Shape>);
   Arguments<T> a{};
   const unsigned q_size[3] = {unsigned(Shape::D), unsigned(p.Nq), unsigned(p.query_heads())};
   const unsigned kv_size[3] = {unsigned(Shape::D), unsigned(std::max(p.Nk, 1)), unsigned(p.kv_heads())};

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iostream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <tuple>
 
@@ -45,7 +46,7 @@ class Plan {
       const size_t before = items_.size();
       refusal_.clear();
       add_steps({prefix});
-      if (items_.size() == before) throw Error(refusal_);
+      if (items_.size() == before && !refusal_.empty()) throw Error(refusal_);
     }
   }
 
@@ -58,6 +59,7 @@ class Plan {
 
   void add_steps(const std::vector<std::string>& prefixes) {
     for (const RegisteredStep* step : select_steps(prefixes)) {
+      if (!added_.insert(step->id).second) continue;  // two prefixes may mean the same step
       // Host code runs beside either device, unless a GPU was asked for by name.
       std::optional<Target> target = target_for(*step, device_.kind(), !options_.no_observe);
       if (!target && options_.device.choice == DeviceChoice::automatic)
@@ -105,6 +107,7 @@ class Plan {
   const CheckOptions& options_;
   const Device& device_;
   std::vector<Item> items_;
+  std::set<std::string> added_;  // ids
   std::string refusal_;
 };
 
@@ -267,12 +270,13 @@ Command add_check(CLI::App& command) {
   o->problem.add_shape_to(command);
   o->problem.add_rest_to(command);
   o->pass.add_to(command);
-  command.add_option("--sample", o->sample, "Compare about this many rows of each output, for long sequences");
+  const CLI::Option* sample =
+      command.add_option("--sample", o->sample, "Compare about this many rows of each output, for long sequences");
   command.add_flag("--no-observe", o->no_observe, "On the CPU device: do not watch memory accesses; faster");
   o->device.add_to(command);
   o->format.add_to(command);
-  return [o] {
-    if (o->sample < 0) throw Error("--sample: must be at least 1");
+  return [o, sample] {
+    if (sample->count() > 0 && o->sample < 1) throw Error("--sample: must be at least 1");
     return Check(*o).run();
   };
 }

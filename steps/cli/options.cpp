@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <iostream>
 
 #include "harness/error.h"
@@ -62,7 +63,16 @@ void ProblemOptions::add_rest_to(CLI::App& command) {
   command.add_flag("--deterministic", deterministic, "Gradients have the same bits in every run");
   command.add_option("--scale", scale, "Factor of the scores; default 1/sqrt(D)");
   command.add_option("--dropout", dropout, "Probability that a weight is dropped, 0 <= p < 1");
-  command.add_option("--seed", seed, "Seed of random inputs and of the dropout mask");
+  command
+      .add_option_function<std::string>(
+          "--seed",
+          [this](const std::string& text) {
+            const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), seed);
+            if (failed != std::errc() || end != text.data() + text.size())
+              throw Error("--seed: '" + text + "' is no whole number from 0 to 18446744073709551615");
+          },
+          "Seed of random inputs and of the dropout mask")
+      ->type_name("UINT");
 }
 
 Problem ProblemOptions::apply(Problem p) const {

@@ -313,10 +313,14 @@ Command add_profile(CLI::App& command) {
   o->problem.add_rest_to(command);
   o->pass.add_to(command);
   command.add_flag("--lines", o->lines, "The same by line of source, worst first");
-  command.add_option("--plot", o->plot, "Draw the steps' HBM bytes beside the closed forms into this SVG file")
-      ->type_name("FILE");
+  const CLI::Option* plot =
+      command.add_option("--plot", o->plot, "Draw the steps' HBM bytes beside the closed forms into this SVG file")
+          ->type_name("FILE");
   o->format.add_to(command);
-  return [o] { return Profiler(*o).run(); };
+  return [o, plot] {
+    if (plot->count() > 0 && o->plot.empty()) throw Error("--plot: give the name of a file");
+    return Profiler(*o).run();
+  };
 }
 
 }  // namespace flash::cli
