@@ -329,8 +329,9 @@ TEST_CASE("run: a folder that cannot be written, a full disk: one line, nothing 
   for (const char* name : {"q.npy", "k.npy", "v.npy"})
     write(small.folder / name, npy(dictionary("<f4", "False", "(1, 2, 64, 8)"), std::string(4 * 2 * 64 * 8, '\0')));
   fs::create_directory(small.folder.path / "full");
-  const Ran ran = flashsteps("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "full") + "'",
-                             "trap '' XFSZ; ulimit -f 1; ");
+  const Ran ran =
+      flashsteps("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "full") + "'",
+                 "trap '' XFSZ; ulimit -f 1; ");
   CHECK(ran.code == 2);
   CHECK(contains(ran.err, "o.npy"));
   CHECK(fs::is_empty(small.folder.path / "full"));

@@ -25,8 +25,8 @@ Folder::~Folder() { fs::remove_all(path); }
 
 Ran flashsteps(const std::string& arguments, const std::string& before) {
   const Folder folder;
-  const std::string line = before + "'" + FLASHSTEPS_COMMAND + "' " + arguments + " >'" + (folder / "out") +
-                           "' 2>'" + (folder / "err") + "' </dev/null";
+  const std::string line = before + "'" + FLASHSTEPS_COMMAND + "' " + arguments + " >'" + (folder / "out") + "' 2>'" +
+                           (folder / "err") + "' </dev/null";
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};
 }

@@ -16,13 +16,13 @@
 #include "simt_tools.h"
 
 using flash::Target;
+using simt::Kind;
+using simt_kernels::Fault;
+using simt_kernels::Kernels;
 using simt_tools::Array;
 using simt_tools::KeepOptions;
 using simt_tools::nearest;
 using simt_tools::ramp;
-using simt::Kind;
-using simt_kernels::Fault;
-using simt_kernels::Kernels;
 
 namespace {
 

@@ -31,9 +31,9 @@ struct WarpPlace {
   __device__ int column(int c) const { return c / 4 * 32 + 4 * x + c % 4; }
 };
 
-// Where row j of K is stored in its tile (V too, which would not need it: chapter 06 uses one tile as K and as V). The 8
-// lanes beside each other read rows of K 4 apart, which the padding alone would put in only two groups of banks; stored
-// in this order, those are 8 neighbouring rows: 8 groups of four banks.
+// Where row j of K is stored in its tile (V too, which would not need it: chapter 06 uses one tile as K and as V). The
+// 8 lanes beside each other read rows of K 4 apart, which the padding alone would put in only two groups of banks;
+// stored in this order, those are 8 neighbouring rows: 8 groups of four banks.
 __device__ constexpr int slot(int j) { return (j / 32 * 4 + j % 4) * 8 + j % 32 / 4; }
 
 // ---- Load: rows [row0, row0 + kRows) of kCols columns, 16 bytes a thread at a time, from a matrix whose rows are

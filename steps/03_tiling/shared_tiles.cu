@@ -5,8 +5,8 @@
 //     weighted sum  O = P V
 //
 // New since 02: threads work together. A block of 32 x 32 threads computes a tile of the product; it brings the tiles
-// that it needs into shared memory, where each number is fetched once for a block and used by 32 of its threads. The mask is
-// applied where S is written, which saves its kernel.
+// that it needs into shared memory, where each number is fetched once for a block and used by 32 of its threads. The
+// mask is applied where S is written, which saves its kernel.
 //
 // Page: docs/03_tiling.md.
 #include "softmax.h"

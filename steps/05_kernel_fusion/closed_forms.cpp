@@ -16,7 +16,7 @@ std::vector<KernelBytes> algorithm1(const Problem& p) {
     if (first < p.Nq) loaded += p.Nq - first / kTile * kTile;
   }
   const double keys = 2 * D * p.Nk;  // a head reads K and V once, then Q for each key tile
-  double last_reads = 0;  // LSE from l, and from m where a key was seen
+  double last_reads = 0;             // LSE from l, and from m where a key was seen
   for (int i = 0; i < p.Nq; i++) last_reads += keys_seen_by(p, i) > 0 ? 2 : 1;
   return {{"algorithm1", 4 * heads * (keys + loaded * (D + 2) + changed * D + last_reads),
            4 * (rows * (D + 2) + heads * changed * (D + 2) + rows)}};

@@ -21,8 +21,8 @@ const ClosedFormRegistration pipelined_form(__FILE__, "pipelined", Pass::forward
   return forward("pipelined_forward", p, keys_walked(p, p.dropout > 0 ? 64 : 128, 1));
 });
 
-// A block keeps 128 keys: K and V once, and for each query head of the group the queries from the first that sees one of
-// them, in tiles of 64: Q, dO, and LSE and D for whole tiles. Each tile of dQ is added to the sum in fp32.
+// A block keeps 128 keys: K and V once, and for each query head of the group the queries from the first that sees one
+// of them, in tiles of 64: Q, dO, and LSE and D for whole tiles. Each tile of dQ is added to the sum in fp32.
 std::vector<KernelBytes> backward(const Problem& p) {
   const double heads = double(p.query_heads()), element = double(bytes_of(p.dtype)), row = p.D * element;
   const double q = double(p.q_elements()), kv = double(p.kv_elements());
@@ -34,10 +34,10 @@ std::vector<KernelBytes> backward(const Problem& p) {
       {"row_dots", 2 * q * element + 4 * double(p.query_rows()), rows * (8 + sum)},
       {"keys_gradient", 2 * kv * element + walked, 2 * kv * element + tiles * 64 * sum}};
   if (p.deterministic)
-    kernels.push_back({"queries_gradient",
-                       2 * q * element + 8 * double(p.query_rows()) +
-                           heads * keys_walked(p, 128, p.D == 64 ? 64 : 32) * 2 * row,
-                       q * element});
+    kernels.push_back(
+        {"queries_gradient",
+         2 * q * element + 8 * double(p.query_rows()) + heads * keys_walked(p, 128, p.D == 64 ? 64 : 32) * 2 * row,
+         q * element});
   else
     kernels.push_back({"round_dQ", 4 * q, q * element});
   return kernels;

@@ -11,8 +11,8 @@
 // 1. Warps have roles. A producer thread fetches by TMA, two consumer warpgroups of 64 keys each compute, two sender
 //    threads carry dQ away. Barriers in shared memory say which place is full and which is free; that is all that ties
 //    them together.
-// 2. S and dP are computed transposed, so that Pᵀ and dSᵀ lie in the registers where wgmma wants its first operand. Only
-//    dS goes to shared memory: for dQ, the sum over the keys of both warpgroups.
+// 2. S and dP are computed transposed, so that Pᵀ and dSᵀ lie in the registers where wgmma wants its first operand.
+//    Only dS goes to shared memory: for dQ, the sum over the keys of both warpgroups.
 // 3. Blocks add their shares of dQ to an fp32 sum in global memory, by bulk reductions. Five products a tile, where
 //    chapter 06 has seven; the price is the traffic.
 // 4. Blocks stay. Each takes keys from a common counter until none are left, and while its last dK and dV leave, the

@@ -1,12 +1,12 @@
-// What docs/08_hopper_async.md counts: bytes of global memory that each kernel asks for. TMA counts what lies inside the
-// tensor.
+// What docs/08_hopper_async.md counts: bytes of global memory that each kernel asks for. TMA counts what lies inside
+// the tensor.
 #include "harness/closed_forms.h"
 
 namespace {
 using namespace flash;
 
-// A block reads its Br queries once, if they see any key, and tiles of Bc keys of K and of V up to the last key that one
-// of them sees; O and LSE are written once.
+// A block reads its Br queries once, if they see any key, and tiles of Bc keys of K and of V up to the last key that
+// one of them sees; O and LSE are written once.
 std::vector<KernelBytes> forward(const char* kernel, const Problem& p, int Br, int Bc) {
   const double heads = double(p.query_heads()), row = p.D * double(bytes_of(p.dtype));
   double queries = 0;
@@ -45,14 +45,13 @@ std::vector<KernelBytes> backward(const Problem& p) {
   const int tiles = (p.Nq + Br - 1) / Br;
   const double visits = heads * query_tiles_walked(p, 128, Br);
   if (q == 0) return {{"clear", 0, 2 * kv * element}};  // dK and dV are zero
-  double summed = 0;  // tiles of dQ to which some key has added
+  double summed = 0;                                    // tiles of dQ to which some key has added
   for (int tile = 0; tile < tiles; tile++) {
     const int end = (tile + 1) * Br < p.Nq ? (tile + 1) * Br : p.Nq;
     summed += keys_seen_by(p, end - 1) > 0;
   }
   return {{"prepare", 2 * q * element + 4 * double(p.query_rows()), heads * tiles * (Br * 8 + 2 * 4) + 4},
-          {"backward_kernel",
-           2 * kv * element + heads * queries_walked(p, 128, Br) * 2 * row + visits * Br * 8,
+          {"backward_kernel", 2 * kv * element + heads * queries_walked(p, 128, Br) * 2 * row + visits * Br * 8,
            2 * kv * element + visits * Br * p.D * 4, true},
           {"finish_dQ", heads * summed * Br * p.D * 4, q * element}};
 }

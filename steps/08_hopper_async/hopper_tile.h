@@ -28,7 +28,7 @@ constexpr int kConsumerRegisters = Shape::kConsumers == 2   ? 232
                                                             : 112;
 // Who asks for more than was launched with waits for ever.
 template <class Shape>
-constexpr bool kRegistersSuffice = kProducerRegisters<Shape> + Shape::kConsumers * kConsumerRegisters<Shape> <=
+constexpr bool kRegistersSuffice = kProducerRegisters<Shape> + Shape::kConsumers* kConsumerRegisters<Shape> <=
                                    (1 + Shape::kConsumers) * (512 / (1 + Shape::kConsumers) / 8 * 8);
 
 // A tile in shared memory, as TMA writes it and wgmma reads it: panels of 64 columns, 128 bytes a row, swizzled.

@@ -12,7 +12,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file on its way: written beside its place under a name that nobody has, moved when all are complete, removed if not.
+// A file on its way: written beside its place under a name that nobody has, moved when all are complete, removed if
+// not.
 class Pending {
  public:
   explicit Pending(const OutputFile& file) : place_(file.path) {
@@ -29,10 +30,12 @@ class Pending {
     out << file.bytes;
     out.close();
     if (!out) fail();
-    fs::permissions(temporary_, fs::perms::owner_read | fs::perms::owner_write | fs::perms::group_read |
-                                    fs::perms::others_read, ignored);
+    fs::permissions(temporary_,
+                    fs::perms::owner_read | fs::perms::owner_write | fs::perms::group_read | fs::perms::others_read,
+                    ignored);
   }
-  Pending(Pending&& other) noexcept : place_(std::move(other.place_)), temporary_(std::exchange(other.temporary_, {})) {}
+  Pending(Pending&& other) noexcept
+      : place_(std::move(other.place_)), temporary_(std::exchange(other.temporary_, {})) {}
   ~Pending() { discard(); }
 
   void move_to_place() {

@@ -1,5 +1,5 @@
-// `flashsteps profile`: what each kernel does, counted by the CPU executor on any machine, beside what its chapter's page
-// says that it must do.
+// `flashsteps profile`: what each kernel does, counted by the CPU executor on any machine, beside what its chapter's
+// page says that it must do.
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -190,21 +190,20 @@ class Profiler {
     for (const auto& [kernel, c] : profile.kernels) {
       const KernelBytes* expected = profile.expected_for(kernel);
       const double bytes = double(c.global.read_bytes + c.global.write_bytes);
-      rows.push_back(
-          {{"kernel", kernel.substr(0, kernel.find('<'))},
-           {"read MB", double(c.global.read_bytes) / 1e6},
-           {"written MB", double(c.global.write_bytes) / 1e6},
-           {"page MB", expected ? Row((expected->read + expected->written) / 1e6) : Row(nullptr)},
-           {"ratio", expected ? ratio_or_none(bytes, expected->read + expected->written) : Row(nullptr)},
-           {"sectors/request", ratio_or_none(double(c.global.transactions), double(c.global.requests))},
-           {"ideal", ratio_or_none(double(c.global.ideal_transactions), double(c.global.requests))},
-           {"shared MB", double(c.shared.read_bytes + c.shared.write_bytes) / 1e6},
-           {"conflicts", ratio_or_none(double(c.shared.transactions), double(c.shared.ideal_transactions))},
-           {"barriers", c.block_barriers + c.warp_barriers + c.named_barriers},
-           {"shuffles", c.shuffles},
-           {"atomics", c.atomics},
-           {"matrix MFLOP", double(c.matrix_flops) / 1e6},
-           {"shared KB", double(c.shared_memory) / 1024}});
+      rows.push_back({{"kernel", kernel.substr(0, kernel.find('<'))},
+                      {"read MB", double(c.global.read_bytes) / 1e6},
+                      {"written MB", double(c.global.write_bytes) / 1e6},
+                      {"page MB", expected ? Row((expected->read + expected->written) / 1e6) : Row(nullptr)},
+                      {"ratio", expected ? ratio_or_none(bytes, expected->read + expected->written) : Row(nullptr)},
+                      {"sectors/request", ratio_or_none(double(c.global.transactions), double(c.global.requests))},
+                      {"ideal", ratio_or_none(double(c.global.ideal_transactions), double(c.global.requests))},
+                      {"shared MB", double(c.shared.read_bytes + c.shared.write_bytes) / 1e6},
+                      {"conflicts", ratio_or_none(double(c.shared.transactions), double(c.shared.ideal_transactions))},
+                      {"barriers", c.block_barriers + c.warp_barriers + c.named_barriers},
+                      {"shuffles", c.shuffles},
+                      {"atomics", c.atomics},
+                      {"matrix MFLOP", double(c.matrix_flops) / 1e6},
+                      {"shared KB", double(c.shared_memory) / 1024}});
     }
     return rows;
   }
@@ -267,12 +266,14 @@ class Profiler {
       std::cout << "\n";
     }
     if (options_.lines)
-      std::cout << "per request: 32-byte sectors of global memory, or passes over the banks of shared memory, for each\n"
-                   "request of a warp; ideal: as few as its bytes could need. Worst first.\n";
+      std::cout
+          << "per request: 32-byte sectors of global memory, or passes over the banks of shared memory, for each\n"
+             "request of a warp; ideal: as few as its bytes could need. Worst first.\n";
     else
-      std::cout << "MB: what the kernels ask of global memory, no cache assumed; page: the closed form of the chapter's\n"
-                   "page; conflicts: passes over the banks of shared memory against the fewest possible; shared KB: of a\n"
-                   "block. --lines tells which lines of source; --format csv has all that was counted.\n";
+      std::cout
+          << "MB: what the kernels ask of global memory, no cache assumed; page: the closed form of the chapter's\n"
+             "page; conflicts: passes over the banks of shared memory against the fewest possible; shared KB: of a\n"
+             "block. --lines tells which lines of source; --format csv has all that was counted.\n";
   }
 
   std::string plot_title() const {

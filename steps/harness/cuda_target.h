@@ -42,8 +42,8 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
   check_cuda(cudaGetLastError(), "kernel launch");
 }
 
-// The same for a kernel that calls grid_dependency_wait() (hopper.h) before it reads what the kernel launched before it on
-// this stream writes: it need not wait for that one's end to begin. For GPUs from sm_90 on.
+// The same for a kernel that calls grid_dependency_wait() (hopper.h) before it reads what the kernel launched before it
+// on this stream writes: it need not wait for that one's end to begin. For GPUs from sm_90 on.
 template <class... Params, class... Args>
 void launch_early(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream stream, Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;  // nothing to do

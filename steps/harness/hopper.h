@@ -12,8 +12,8 @@
 namespace flash {
 inline namespace gpu {
 
-// ---- mbarrier (9.7.13.15): counts arrivals and bytes. A phase ends when as many threads have arrived as it was made for
-// and all bytes announced have come; the next phase begins at once. The first phase has parity 0.
+// ---- mbarrier (9.7.13.15): counts arrivals and bytes. A phase ends when as many threads have arrived as it was made
+// for and all bytes announced have come; the next phase begins at once. The first phase has parity 0.
 struct Mbarrier {
   uint64_t state;
 };
@@ -38,11 +38,10 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier* barrier, unsigned parity
 // Whether it is over.
 __device__ __forceinline__ bool mbarrier_test(Mbarrier* barrier, unsigned parity) {
   uint32_t over;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-      : "=r"(over)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(over)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
   return over;
 }
 // Makes initialised mbarriers visible to TMA (9.7.13.4).
@@ -54,14 +53,14 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
 // Orders this thread's accesses to global memory with those of the bulk copies around it.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// ---- TMA (9.7.9.25.5): one thread moves a box of a tensor. A row of a box has 128 bytes, and its 16-byte piece p lies at
-// p ^ (r % 8) in row r, so that neither rows nor columns of pieces collide in the banks. Boxes begin at multiples of 1,024
-// bytes of shared memory. What lies outside the tensor reads as zero and is not written.
+// ---- TMA (9.7.9.25.5): one thread moves a box of a tensor. A row of a box has 128 bytes, and its 16-byte piece p lies
+// at p ^ (r % 8) in row r, so that neither rows nor columns of pieces collide in the banks. Boxes begin at multiples of
+// 1,024 bytes of shared memory. What lies outside the tensor reads as zero and is not written.
 struct alignas(128) TensorMap {
   CUtensorMap map;
 };
-// The tensor [size[2]][size[1]][size[0]] of T at `base`, in boxes of [1][box_rows][128 bytes / sizeof(T)]. For the host.
-// Throws KernelFault if the driver refuses.
+// The tensor [size[2]][size[1]][size[0]] of T at `base`, in boxes of [1][box_rows][128 bytes / sizeof(T)]. For the
+// host. Throws KernelFault if the driver refuses.
 template <class T>
 TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows) {
   void* encode = nullptr;
@@ -72,9 +71,9 @@ TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_r
   const cuuint64_t sizes[3] = {size[0], size[1], size[2]};
   const cuuint64_t strides[2] = {size[0] * sizeof(T), cuuint64_t(size[0]) * size[1] * sizeof(T)};
   const cuuint32_t box[3] = {128 / sizeof(T), box_rows, 1}, steps[3] = {1, 1, 1};
-  const auto type = sizeof(T) == 1      ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                    : kIsBfloat16<T>    ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const auto type = sizeof(T) == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                    : kIsBfloat16<T> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   TensorMap tensor;
   const CUresult status = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
       &tensor.map, type, 3, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -104,15 +103,14 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* s
 
 // ---- Bulk copies without a tensor map (9.7.9.25.4): addresses and sizes are multiples of 16 bytes.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 __device__ __forceinline__ void bulk_store(float* global, const void* shared, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(shared_address(shared)), "r"(bytes)
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
+               "r"(bytes)
                : "memory");
 }
 // global[i] += shared[i], each addition one atomic step.
@@ -156,9 +154,9 @@ __device__ __forceinline__ void store_release(int* p, int x) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
-// ---- A kernel that was started by launch_early() may run beside the one before it on its stream, once all blocks of that
-// one have called grid_dependency_launch() or ended. grid_dependency_wait() waits for its end, and makes what it wrote
-// visible (9.7.13.13).
+// ---- A kernel that was started by launch_early() may run beside the one before it on its stream, once all blocks of
+// that one have called grid_dependency_launch() or ended. grid_dependency_wait() waits for its end, and makes what it
+// wrote visible (9.7.13.13).
 __device__ __forceinline__ void grid_dependency_launch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

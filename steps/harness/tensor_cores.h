@@ -1,6 +1,6 @@
 // Tensor cores and asynchronous copies as GPUs have them since Ampere (sm_80): one function an instruction, and the few
-// conversions that go with them. nvcc gets the PTX below; the CPU executor has its own definitions (simt/tensor_cores.h).
-// Sections are those of the PTX ISA, version 8.7.
+// conversions that go with them. nvcc gets the PTX below; the CPU executor has its own definitions
+// (simt/tensor_cores.h). Sections are those of the PTX ISA, version 8.7.
 #pragma once
 #include "harness/kernel.h"
 
@@ -19,8 +19,8 @@ inline constexpr bool kIsBfloat16<__nv_bfloat16> = true;
 // Where PTX finds what a pointer into shared memory points to.
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-// d += a·b for a 16×16 (rows), b 16×8 (columns), d 16×8, spread over a warp (9.7.14.5.8). With g = lane / 4, t = lane % 4
-// a register of a or b holds two neighbours of 16 bits, the first in its lower half:
+// d += a·b for a 16×16 (rows), b 16×8 (columns), d 16×8, spread over a warp (9.7.14.5.8). With g = lane / 4, t = lane %
+// 4 a register of a or b holds two neighbours of 16 bits, the first in its lower half:
 //     a  [g][2t], [g + 8][2t], [g][2t + 8], [g + 8][2t + 8]     b  [2t][g], [2t + 8][g]
 //     d  [g][2t], [g][2t + 1], [g + 8][2t], [g + 8][2t + 1]
 // T is __half or __nv_bfloat16; sums are fp32.
@@ -39,7 +39,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 }
 
 // Loads four 8×8 matrices of 16-bit elements from shared memory (9.7.14.5.15). Lane i gives the address of row i % 8 of
-// matrix i / 8. Register r of a lane gets elements [g][2t], [g][2t + 1] of matrix r; with _trans, those of its transpose.
+// matrix i / 8. Register r of a lane gets elements [g][2t], [g][2t + 1] of matrix r; with _trans, those of its
+// transpose.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -87,8 +88,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return r;
 }
 
-// A barrier for a part of the block (9.7.13.1): `threads` of them, a multiple of 32, meet in the barrier of this number,
-// 1 to 15. _sync waits for the others; _arrive only counts.
+// A barrier for a part of the block (9.7.13.1): `threads` of them, a multiple of 32, meet in the barrier of this
+// number, 1 to 15. _sync waits for the others; _arrive only counts.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

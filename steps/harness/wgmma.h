@@ -3,7 +3,8 @@
 //     d (64 × kN, fp32) += a (64 × K) · b (K × kN)      K = 16 for __half and __nv_bfloat16, 32 for __nv_fp8_e4m3
 //
 // d lies in registers: d[i] of thread t is row 16·(t / 32) + t % 32 / 4 (+ 8 for i & 2), column
-// 8·(i / 4) + 2·(t % 4) + (i & 1). b lies in shared memory, a there or in registers, as in mma_m16n8k16 (tensor_cores.h).
+// 8·(i / 4) + 2·(t % 4) + (i & 1). b lies in shared memory, a there or in registers, as in mma_m16n8k16
+// (tensor_cores.h).
 #pragma once
 #include "harness/hopper.h"
 
@@ -15,13 +16,13 @@
 namespace flash {
 inline namespace gpu {
 
-// How an operand lies in its rows of 128 bytes. K: a row holds one m (or n) for as many k as fit. MN: a row holds 64 m (n)
-// of one k, 16-bit types only.
+// How an operand lies in its rows of 128 bytes. K: a row holds one m (or n) for as many k as fit. MN: a row holds 64 m
+// (n) of one k, 16-bit types only.
 enum class Major { K, MN };
 
-// Describes an operand in shared memory: rows of 128 bytes, swizzled as TMA does it, groups of 8 rows one after the other
-// (9.7.15.5.1). `next`, for MN: the distance in bytes to the next 64 m (n). Along K, 16 elements of 16 bits further are
-// 2 more in the descriptor (it counts in 16 bytes); 16 rows of MN are 16 · 128 / 16.
+// Describes an operand in shared memory: rows of 128 bytes, swizzled as TMA does it, groups of 8 rows one after the
+// other (9.7.15.5.1). `next`, for MN: the distance in bytes to the next 64 m (n). Along K, 16 elements of 16 bits
+// further are 2 more in the descriptor (it counts in 16 bytes); 16 rows of MN are 16 · 128 / 16.
 __device__ __forceinline__ uint64_t wgmma_operand(const void* shared, unsigned next = 0) {
   return uint64_t((shared_address(shared) & 0x3ffff) >> 4) | uint64_t(next >> 4) << 16 | uint64_t(1024 >> 4) << 32 |
          uint64_t(1) << 62;
@@ -54,7 +55,8 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 #define FLASH_8(i)                                                                                            \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-#define FLASH_NAMES_64 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
+#define FLASH_NAMES_64                                                                     \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
   "%24,%25,%26,%27,%28,%29,%30,%31"
 #define FLASH_REGISTERS_64 FLASH_8(0), FLASH_8(8), FLASH_8(16), FLASH_8(24)
 #define FLASH_NAMES_80 FLASH_NAMES_64 ",%32,%33,%34,%35,%36,%37,%38,%39"
@@ -65,49 +67,53 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 #define FLASH_REGISTERS_112 FLASH_REGISTERS_96, FLASH_8(48)
 #define FLASH_NAMES_128 FLASH_NAMES_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define FLASH_REGISTERS_128 FLASH_REGISTERS_112, FLASH_8(56)
-#define FLASH_NAMES_176 FLASH_NAMES_128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80," \
-  "%81,%82,%83,%84,%85,%86,%87"
+#define FLASH_NAMES_176                                                       \
+  FLASH_NAMES_128                                                             \
+      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80," \
+      "%81,%82,%83,%84,%85,%86,%87"
 #define FLASH_REGISTERS_176 FLASH_REGISTERS_128, FLASH_8(64), FLASH_8(72), FLASH_8(80)
 #define FLASH_NAMES_192 FLASH_NAMES_176 ",%88,%89,%90,%91,%92,%93,%94,%95"
 #define FLASH_REGISTERS_192 FLASH_REGISTERS_176, FLASH_8(88)
-#define FLASH_NAMES_256 FLASH_NAMES_192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109," \
-  "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define FLASH_NAMES_256                                                     \
+  FLASH_NAMES_192                                                           \
+      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109," \
+      "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define FLASH_REGISTERS_256 FLASH_REGISTERS_192, FLASH_8(96), FLASH_8(104), FLASH_8(112), FLASH_8(120)
 
-// Also where it is overwritten d is "+f", read and written: with "=f" ptxas needs some ten registers more. a_ to add_: the
-// numbers of the operands after d's registers.
-#define FLASH_SHARED(n, types, majors, a_, b_, add_)                                                          \
+// Also where it is overwritten d is "+f", read and written: with "=f" ptxas needs some ten registers more. a_ to add_:
+// the numbers of the operands after d's registers.
+#define FLASH_SHARED(n, types, majors, a_, b_, add_)                                                              \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n types " {" FLASH_NAMES_##n "}, %" #a_ ", %" #b_ ", %" #add_ \
-               ", 1, 1" majors ";"                                                                                \
-               : FLASH_REGISTERS_##n                                                                          \
+                                                                                 ", 1, 1" majors ";"              \
+               : FLASH_REGISTERS_##n                                                                              \
                : "l"(a), "l"(b), "n"(int(kAdd)), "n"(int(kA)), "n"(int(kB)))
-#define FLASH_REGISTER(n, types, majors, a0, a1, a2, a3, b_, add_)                                            \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n types " {" FLASH_NAMES_##n "}, {%" #a0 ",%" #a1 ",%" #a2    \
-               ",%" #a3 "}, %" #b_ ", %" #add_ ", 1, 1" majors ";"                                                 \
-               : FLASH_REGISTERS_##n                                                                          \
+#define FLASH_REGISTER(n, types, majors, a0, a1, a2, a3, b_, add_)                               \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n types " {" FLASH_NAMES_##n                 \
+               "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b_ ", %" #add_ ", 1, 1" majors ";" \
+               : FLASH_REGISTERS_##n                                                             \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kAdd)), "n"(int(kB)))
 // The three element types.
-#define FLASH_DEFINE_WGMMA(n, p0, p1, p2, p3, p4, p5, p6)                                                              \
-  template <>                                                                                                          \
-  struct Wgmma<n> {                                                                                                    \
-    template <class T, Major kA, Major kB, bool kAdd>                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a, uint64_t b) {                            \
-      if constexpr (sizeof(T) == 1)                                                                                    \
-        FLASH_SHARED(n, "k32.f32.e4m3.e4m3", "", p0, p1, p2);                                          \
-      else if constexpr (kIsBfloat16<T>)                                                                               \
-        FLASH_SHARED(n, "k16.f32.bf16.bf16", ", %" #p3 ", %" #p4, p0, p1, p2);                         \
-      else                                                                                                             \
-        FLASH_SHARED(n, "k16.f32.f16.f16", ", %" #p3 ", %" #p4, p0, p1, p2);                           \
-    }                                                                                                                  \
-    template <class T, Major kB, bool kAdd>                                                                            \
-    static __device__ __forceinline__ void run(float (&d)[n / 2], const uint32_t* a, uint64_t b) {                     \
-      if constexpr (sizeof(T) == 1)                                                                                    \
-        FLASH_REGISTER(n, "k32.f32.e4m3.e4m3", "", p0, p1, p2, p3, p4, p5);                            \
-      else if constexpr (kIsBfloat16<T>)                                                                               \
-        FLASH_REGISTER(n, "k16.f32.bf16.bf16", ", %" #p6, p0, p1, p2, p3, p4, p5);                     \
-      else                                                                                                             \
-        FLASH_REGISTER(n, "k16.f32.f16.f16", ", %" #p6, p0, p1, p2, p3, p4, p5);                       \
-    }                                                                                                                  \
+#define FLASH_DEFINE_WGMMA(n, p0, p1, p2, p3, p4, p5, p6)                                          \
+  template <>                                                                                      \
+  struct Wgmma<n> {                                                                                \
+    template <class T, Major kA, Major kB, bool kAdd>                                              \
+    static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a, uint64_t b) {        \
+      if constexpr (sizeof(T) == 1)                                                                \
+        FLASH_SHARED(n, "k32.f32.e4m3.e4m3", "", p0, p1, p2);                                      \
+      else if constexpr (kIsBfloat16<T>)                                                           \
+        FLASH_SHARED(n, "k16.f32.bf16.bf16", ", %" #p3 ", %" #p4, p0, p1, p2);                     \
+      else                                                                                         \
+        FLASH_SHARED(n, "k16.f32.f16.f16", ", %" #p3 ", %" #p4, p0, p1, p2);                       \
+    }                                                                                              \
+    template <class T, Major kB, bool kAdd>                                                        \
+    static __device__ __forceinline__ void run(float (&d)[n / 2], const uint32_t* a, uint64_t b) { \
+      if constexpr (sizeof(T) == 1)                                                                \
+        FLASH_REGISTER(n, "k32.f32.e4m3.e4m3", "", p0, p1, p2, p3, p4, p5);                        \
+      else if constexpr (kIsBfloat16<T>)                                                           \
+        FLASH_REGISTER(n, "k16.f32.bf16.bf16", ", %" #p6, p0, p1, p2, p3, p4, p5);                 \
+      else                                                                                         \
+        FLASH_REGISTER(n, "k16.f32.f16.f16", ", %" #p6, p0, p1, p2, p3, p4, p5);                   \
+    }                                                                                              \
   };
 template <int kN>
 struct Wgmma;
@@ -123,8 +129,8 @@ FLASH_DEFINE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 #undef FLASH_REGISTER
 #undef FLASH_SHARED
 
-// The product with both operands in shared memory, by their descriptors. Without kAdd d is overwritten. e4m3 operands are
-// K-major both.
+// The product with both operands in shared memory, by their descriptors. Without kAdd d is overwritten. e4m3 operands
+// are K-major both.
 template <int kN, class T, Major kA, Major kB, bool kAdd>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b) {
   static_assert(sizeof(T) == 2 || (kA == Major::K && kB == Major::K));

@@ -128,9 +128,9 @@ class BlockRunner {
   std::vector<Answers> answers;  // by thread
   std::vector<Warp> warps;
   Meeting barrier;
-  int spare_registers = 0;         // given back by setmaxnreg, and not taken yet
-  unsigned registers_given = 0;    // how often some were
-  Fiber* running = nullptr;  // null while the executor itself runs
+  int spare_registers = 0;       // given back by setmaxnreg, and not taken yet
+  unsigned registers_given = 0;  // how often some were
+  Fiber* running = nullptr;      // null while the executor itself runs
   CollectiveCounts counts;
   std::unique_ptr<AsyncState> async;   // what is under way beside the threads
   std::unique_ptr<Observer> observer;  // made for the first observed launch

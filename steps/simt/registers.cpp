@@ -22,8 +22,8 @@ void give_registers(int registers) {
   check_count(registers, SIMT_CALLER);
   if (registers > mine.registers)
     block.fail(Kind::barrier_misuse, SIMT_CALLER,
-               {{"setmaxnreg_dec to " + std::to_string(registers) + " registers, more than the thread has: " +
-                 std::to_string(mine.registers)}});
+               {{"setmaxnreg_dec to " + std::to_string(registers) +
+                 " registers, more than the thread has: " + std::to_string(mine.registers)}});
   block.spare_registers += mine.registers - registers;
   mine.registers = registers;
   ++block.registers_given;
@@ -35,8 +35,8 @@ void take_registers(int registers) {
   check_count(registers, SIMT_CALLER);
   const int more = registers - block.running->registers;
   while (more > block.spare_registers)
-    block.wait_while(&block.registers_given, block.registers_given, "setmaxnreg_inc, for registers that nobody gives back",
-                     SIMT_CALLER);
+    block.wait_while(&block.registers_given, block.registers_given,
+                     "setmaxnreg_inc, for registers that nobody gives back", SIMT_CALLER);
   block.spare_registers -= more;
   block.running->registers = registers;
 }

@@ -4,8 +4,8 @@
 //     synchronisations_needed [--sample N] [--verbose] [FILE]...     FILE: a prefix such as 05_kernel_fusion/forward
 //
 // A site passes when its step, on the CPU device and watched, fails at one of the problems below, by a finding or by a
-// wrong result. Those of which nothing can be seen are in not_needed.txt, each with the reason; one that is listed there
-// and does fail is an error too. Exit code 1 if any site is not as it should be.
+// wrong result. Those of which nothing can be seen are in not_needed.txt, each with the reason; one that is listed
+// there and does fail is an error too. Exit code 1 if any site is not as it should be.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -144,9 +144,9 @@ int main(int argc, char** argv) {
   const int stride = std::max(1, (int(sites.size()) + sample - 1) / sample);
   int tried = 0, wrong = 0, unneeded = 0;
   for (const Site& site : sites) {
-    const bool wanted = prefixes.empty() || std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) {
-                          return site.file.starts_with(prefix);
-                        });
+    const bool wanted =
+        prefixes.empty() || std::any_of(prefixes.begin(), prefixes.end(),
+                                        [&](const std::string& prefix) { return site.file.starts_with(prefix); });
     if (!wanted || (prefixes.empty() && site.number % stride != 0)) continue;
     std::optional<std::string> failure, untouched;
     for (const Trial& trial : trials_of(steps_of(site.file))) {
@@ -160,7 +160,8 @@ int main(int argc, char** argv) {
     const bool as_expected = !untouched && failure.has_value() == (reason == reasons.end());
     tried++, wrong += !as_expected, unneeded += !failure;
     if (as_expected && !verbose) continue;
-    std::cout << (as_expected ? "ok      " : "WRONG   ") << site.file << ":" << site.line << " " << site.text << "\n        ";
+    std::cout << (as_expected ? "ok      " : "WRONG   ") << site.file << ":" << site.line << " " << site.text
+              << "\n        ";
     if (untouched)
       std::cout << "fails with all in their places: " << *untouched;
     else if (failure)
