@@ -7,11 +7,10 @@ using namespace flash;
 std::vector<KernelBytes> forward(const Problem& p) {
   const double heads = double(p.query_heads()), rows = double(p.query_rows()), elements = double(p.scores());
   const double seen = heads * seen_elements(p), D = p.D;
-  double empty_rows = 0;  // the third sweep of softmax writes zeros there, without a look at S
-  for (int i = 0; i < p.Nq; i++) empty_rows += keys_seen_by(p, i) == 0;
   std::vector<KernelBytes> kernels = {{"scores", 4 * 2 * D * elements, 4 * elements}};
   if (p.causal) kernels.push_back({"mask", 0, 4 * (elements - seen)});
-  kernels.push_back({"softmax", 4 * (3 * elements - heads * empty_rows * p.Nk), 4 * (elements + rows)});
+  // Three sweeps over S; the third writes zeros where a row sees nothing, without a look at S.
+  kernels.push_back({"softmax", 4 * (3 * elements - heads * empty_rows(p) * p.Nk), 4 * (elements + rows)});
   if (p.dropout > 0) kernels.push_back({"dropout", 4 * (1 - p.dropout) * elements, 4 * elements});
   kernels.push_back({"weighted_sum", 4 * 2 * D * seen, 4 * D * rows});
   return kernels;

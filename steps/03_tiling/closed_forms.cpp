@@ -1,6 +1,4 @@
 // What docs/03_tiling.md counts: bytes of global memory that each kernel asks for.
-#include <algorithm>
-
 #include "harness/closed_forms.h"
 
 namespace {
@@ -8,20 +6,12 @@ using namespace flash;
 
 // Scores by tiles of Br x Bc: where a query of the tile sees a key of it, its rows of Q and of K; and all of S.
 KernelBytes scores(const Problem& p, int Br, int Bc) {
-  double rows = 0;
-  for (int query0 = 0; query0 < p.Nq; query0 += Br)
-    for (int key0 = 0; key0 < p.Nk; key0 += Bc) {
-      const int queries = std::min(Br, p.Nq - query0);
-      if (key0 < keys_seen_by(p, query0 + queries - 1)) rows += queries + std::min(Bc, p.Nk - key0);
-    }
-  return {"scores", 4 * p.D * double(p.query_heads()) * rows, 4 * double(p.scores())};
+  return {"scores", 4 * p.D * double(p.query_heads()) * rows_of_seen_tiles(p, Br, Bc), 4 * double(p.scores())};
 }
 
 // Three sweeps over S; the third writes zeros where a row sees nothing, without a look at S.
 KernelBytes softmax(const Problem& p) {
-  double empty_rows = 0;
-  for (int i = 0; i < p.Nq; i++) empty_rows += keys_seen_by(p, i) == 0;
-  return {"softmax", 4 * (3 * double(p.scores()) - double(p.query_heads()) * empty_rows * p.Nk),
+  return {"softmax", 4 * (3 * double(p.scores()) - double(p.query_heads()) * empty_rows(p) * p.Nk),
           4 * double(p.scores() + p.query_rows())};
 }
 

@@ -1,6 +1,4 @@
 // What docs/04_online_softmax.md counts: bytes of global memory that each kernel asks for.
-#include <algorithm>
-
 #include "harness/closed_forms.h"
 
 namespace {
@@ -8,14 +6,7 @@ using namespace flash;
 
 // Chapter 03's: where a query of a tile sees a key of it, its rows of Q and of K; and all of S.
 KernelBytes scores(const Problem& p) {
-  constexpr int Br = 128, Bc = 64;
-  double rows = 0;
-  for (int query0 = 0; query0 < p.Nq; query0 += Br)
-    for (int key0 = 0; key0 < p.Nk; key0 += Bc) {
-      const int queries = std::min(Br, p.Nq - query0);
-      if (key0 < keys_seen_by(p, query0 + queries - 1)) rows += queries + std::min(Bc, p.Nk - key0);
-    }
-  return {"scores", 4 * p.D * double(p.query_heads()) * rows, 4 * double(p.scores())};
+  return {"scores", 4 * p.D * double(p.query_heads()) * rows_of_seen_tiles(p, 128, 64), 4 * double(p.scores())};
 }
 
 // P, or S in its place, once, and V once for each tile of rows of O; `statistics`: bytes that a row brings besides.

@@ -55,6 +55,20 @@ double keys_seen_by(const Problem& p, int query) {
   return p.causal ? std::clamp(double(query) + 1 + p.Nk - p.Nq, 0.0, double(p.Nk)) : p.Nk;
 }
 
+double empty_rows(const Problem& p) {
+  double rows = 0;
+  for (int i = 0; i < p.Nq; i++) rows += keys_seen_by(p, i) == 0;
+  return rows;
+}
+
+double rows_of_seen_tiles(const Problem& p, int Br, int Bc) {
+  double rows = 0;
+  for_each_query_tile(p, Br, [&](int queries, double keys) {
+    for (int key0 = 0; key0 < keys; key0 += Bc) rows += queries + std::min(Bc, p.Nk - key0);
+  });
+  return rows;
+}
+
 double seen_elements(const Problem& p) {
   double seen = 0;
   for (int i = 0; i < p.Nq; i++) seen += keys_seen_by(p, i);

@@ -32,6 +32,10 @@ std::vector<KernelBytes> closed_form(const RegisteredStep& step, Pass pass, cons
 
 // How many keys query `query` sees.
 double keys_seen_by(const Problem& p, int query);
+// Queries that see no key.
+double empty_rows(const Problem& p);
+// S by tiles of Br queries and Bc keys: rows of Q and of K, together, of all tiles in which some query sees some key.
+double rows_of_seen_tiles(const Problem& p, int Br, int Bc);
 // Elements of S that are seen.
 double seen_elements(const Problem& p);
 // A block owns Br queries and walks over tiles of Bc keys up to the last that one of its queries sees: the keys of all
