@@ -2,8 +2,8 @@
 """No kernel keeps registers in memory: no_spills.py FOLDER CHAPTER...
 
 Reads the reports that keep_report.py left in the build's FOLDER, of the named chapters' kernel files. A kernel that
-spills, or whose arrays are in local memory, fails; so does a chapter without a report. Prints the most registers that a
-kernel of each file takes.
+spills, or whose arrays are in local memory, fails; so does one whose wgmma ptxas has serialised or helped along (its
+notes C7510 to C7519), and a chapter without a report. Prints the most registers that a kernel of each file takes.
 """
 import re
 import sys
@@ -11,6 +11,7 @@ from pathlib import Path
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
 MEMORY = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+SERIALISED = re.compile(r"\(C75\d\d\)")
 REGISTERS = re.compile(r"Used (\d+) registers")
 
 failed = False
@@ -22,6 +23,9 @@ for chapter in sys.argv[2:]:
         for line in report.read_text(encoding="utf-8").splitlines():
             if match := ENTRY.search(line):
                 kernel, kernels = match.groups(), kernels + 1
+            elif SERIALISED.search(line):
+                failed = True
+                print(f"{chapter}/{report.name}: {line.strip()}")
             elif match := MEMORY.search(line):
                 if any(int(number) for number in match.groups()):
                     failed = True
