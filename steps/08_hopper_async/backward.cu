@@ -1,5 +1,4 @@
-// 08 asynchronous attention, backward: all three gradients in one kernel, by TMA and wgmma, and no warp waits for
-// another where it need not.
+// 08 asynchronous attention, backward: all three gradients in one kernel; no warp waits where it need not.
 //
 //     Sᵀ = K Qᵀ      Pᵀ = exp(scale · Sᵀ − LSE)      dPᵀ = V dOᵀ      dSᵀ = Pᵀ ∘ (dPᵀ − D)      D = rowsum(dO ∘ O)
 //     dV = Pᵀ dO     dK = scale · dSᵀ Q              dQ = scale · dS K
@@ -9,35 +8,17 @@
 // A block owns 128 keys of a head and visits the query tiles that see them, as keys_gradient of chapter 06 does. New:
 //
 // 1. Warps have roles. A producer thread fetches by TMA, two consumer warpgroups of 64 keys each compute, two sender
-//    threads carry dQ away. Barriers in shared memory say which place is full and which is free; that is all that ties
-//    them together.
+//    threads carry dQ away. Barriers say which place in shared memory is full and which is free.
 // 2. S and dP are computed transposed, so that Pᵀ and dSᵀ lie in the registers where wgmma wants its first operand.
 //    Only dS goes to shared memory: for dQ, the sum over the keys of both warpgroups.
-// 3. Blocks add their shares of dQ to an fp32 sum in global memory, by bulk reductions. Five products a tile, where
-//    chapter 06 has seven; the price is the traffic.
-// 4. Blocks stay. Each takes keys from a common counter until none are left, and while its last dK and dV leave, the
-//    next K, V and Q arrive.
+// 3. Blocks add their shares of dQ to an fp32 sum in HBM, by bulk reductions: five products a tile for chapter 06's
+//    seven; the price is the traffic.
+// 4. Blocks stay: each takes keys from a counter, and the next K, V and Q arrive while the last dK and dV leave.
 //
 // Page: docs/08_hopper_async.md.  Source: FlashAttention-3 (Shah et al. 2024).
 #include "backward_tiles.h"
 
 namespace {
-
-// ---- Shared memory: tiles as TMA lays them, rows of 64 elements, and the barriers of each
-template <class S>
-struct Shared {
-  using Element = typename S::Element;
-  static constexpr int kPanels = S::D / 64;
-  Element K[kPanels][kBc][64], V[kPanels][kBc][64];
-  Element Q[2][kPanels][S::Br][64], dO[2][kPanels][S::Br][64];
-  Element dS[2][2][S::Br][64];  // of each warpgroup's keys; at the end dV
-  float dQ[2][S::kPartFloats];  // of each warpgroup, on its way out; at the end dK
-  float lse2[2][S::Br], row_dot[2][S::Br];
-  int2 edge[2];  // of what is seen in a tile: its query c sees the block's key r if c ≥ r · x + y
-  Work work[2];  // rounds 0: no more
-  Stages<1> k, v, dq[2];
-  Stages<2> q, grad, ds, taken;  // with q come lse2, row_dot and edge
-};
 
 // ---- The producer: one thread, which waits for free places and starts copies
 template <class S>

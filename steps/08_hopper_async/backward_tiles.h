@@ -1,5 +1,5 @@
-// What surrounds the backward kernel of this chapter: the tile shape and the layout of what it leaves in global memory,
-// the kernels before and after it, and the matrix products on its tiles.
+// What surrounds the backward kernel of this chapter: the tile shape and the layout of what it keeps in shared and
+// leaves in global memory, the kernels before and after it, and the matrix products on its tiles.
 #pragma once
 #include <type_traits>
 
@@ -138,6 +138,22 @@ struct Stages {
   }
   __device__ __forceinline__ void wait_full(int n) { mbarrier_wait(&full[n % kStages], n / kStages & 1); }
   __device__ __forceinline__ void wait_empty(int n) { mbarrier_wait(&empty[n % kStages], (n / kStages & 1) ^ 1); }
+};
+
+// ---- Shared memory: tiles as TMA lays them, rows of 64 elements, and the barriers of each
+template <class S>
+struct Shared {
+  using Element = typename S::Element;
+  static constexpr int kPanels = S::D / 64;
+  Element K[kPanels][kBc][64], V[kPanels][kBc][64];
+  Element Q[2][kPanels][S::Br][64], dO[2][kPanels][S::Br][64];
+  Element dS[2][2][S::Br][64];  // of each warpgroup's keys; at the end dV
+  float dQ[2][S::kPartFloats];  // of each warpgroup, on its way out; at the end dK
+  float lse2[2][S::Br], row_dot[2][S::Br];
+  int2 edge[2];  // of what is seen in a tile: its query c sees the block's key r if c ≥ r · x + y
+  Work work[2];  // rounds 0: no more
+  Stages<1> k, v, dq[2];
+  Stages<2> q, grad, ds, taken;  // with q come lse2, row_dot and edge
 };
 
 // ---- Before: what each query row needs
