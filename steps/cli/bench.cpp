@@ -11,7 +11,9 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/plot.h"
+#include "cli/verify.h"
 #include "harness/inputs.h"
+#include "harness/interrupt.h"
 #include "harness/rates.h"
 #include "harness/runner.h"
 
@@ -98,6 +100,7 @@ class Bench {
   }
 
   void time(const RegisteredStep& step, Pass pass, const Problem& p) {
+    throw_if_interrupted();
     progress_.show(step.id + " " + name_of(pass) + ": " + describe(p));
     HostTensors tensors = inputs_for(p);
     if (pass == Pass::backward && !forward_of(step)) {  // any finite numbers do: speed does not depend on them
@@ -119,6 +122,7 @@ class Bench {
     std::vector<double> ms;
     double total = 0;
     for (int i = 0; i < 53 && (i < 6 || total < 400); i++) {
+      throw_if_interrupted();
       const PreparedStep& one = *prepared[size_t(i) % prepared.size()];
       const double t = gpu_.time_ms([&] { one.launch(); });
       total += t;
@@ -148,7 +152,11 @@ class Bench {
   const HostTensors& inputs_for(const Problem& p) {
     const std::string key = std::to_string(p.q_elements()) + " " + std::to_string(p.kv_elements()) + " " +
                             flash::name_of(p.dtype) + " " + std::to_string(p.seed);
-    if (inputs_key_ != key) inputs_ = random_tensors(p, p.seed);
+    if (inputs_key_ != key) {
+      inputs_ = {};
+      require_host_memory("timing " + describe(p), (2.5 * double(p.q_elements()) + 2.5 * double(p.kv_elements())) * 8);
+      inputs_ = random_tensors(p, p.seed);
+    }
     inputs_key_ = key;
     return inputs_;
   }

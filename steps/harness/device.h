@@ -42,6 +42,9 @@ class Device {
 
   // Waits for all launches. Throws KernelFault if one of them failed.
   virtual void synchronize() = 0;
+  // Whether nothing works any more in this process: the device was reset or unplugged, or a kernel did what ends the
+  // work of all (a GPU's "illegal memory access").
+  virtual bool lost() { return false; }
   // Milliseconds that the work launched by `work` takes on the device.
   virtual double time_ms(const std::function<void()>& work) = 0;
 

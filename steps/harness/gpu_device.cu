@@ -74,6 +74,8 @@ class GpuDevice : public Device {
     check_cuda(cudaMemset(memory, 0xff, bytes), "filling GPU memory");
   }
 
+  bool lost() override { return cudaDeviceSynchronize() != cudaSuccess; }
+
   void synchronize() override { check_cuda(cudaDeviceSynchronize(), "running a kernel"); }
 
   double time_ms(const std::function<void()>& work) override {
