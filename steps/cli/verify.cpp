@@ -77,12 +77,10 @@ Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass p
   try {
     if (pass == Pass::backward && !question.everything() && !forward_of(step)) {
       const RegisteredStep& forward = forward_before(step, p, device.kind());
-      HostTensors inputs = question.inputs();
       const HostTensors made =
-          run_step(device, *target_for(forward, device.kind(), false), forward, Pass::forward, p, inputs).tensors;
-      inputs.O = made.O;
-      inputs.LSE = made.LSE;
-      result = run_step(device, target, step, pass, p, inputs);
+          run_step(device, *target_for(forward, device.kind(), false), forward, Pass::forward, p, question.inputs())
+              .tensors;
+      result = run_step(device, target, step, pass, p, question.inputs(), &made);
     } else {
       result = run_step(device, target, step, pass, p, question.inputs());
     }
