@@ -21,7 +21,8 @@ SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
 REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"  # of shuffles too, which use the same pipe
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
-METRICS = [SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
+OPCODES = "sass__inst_executed_per_opcode"  # its instances: "(LDS: 18,432; FFMA: 12,912; ...)"
+METRICS = [OPCODES, SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
            WAVEFRONTS, CONFLICTS]
 
 
@@ -39,7 +40,7 @@ def number(text):
 def gpu_counters(flashsteps, step, shape):
     """By kernel name, of its last launch."""
     # With all rows compared, a backward pass gets O and LSE from the oracle: no other kernel runs before it.
-    text = run(f"ncu --clock-control none --csv --page raw --metrics {','.join(METRICS)} "
+    text = run(f"ncu --clock-control none --csv --page raw --print-metric-instances details --metrics {','.join(METRICS)} "
                f"{flashsteps} check {step} {shape} --device gpu")
     rows = list(csv.reader(line for line in io.StringIO(text) if line.startswith('"')))
     titles, kernels = rows[0], {}
@@ -47,12 +48,15 @@ def gpu_counters(flashsteps, step, shape):
         of = dict(zip(titles, row))
         name = re.sub(r"^(void )?(<unnamed>|\(anonymous namespace\))::", "", of["Kernel Name"])
         name = re.split(r"[<(]", name)[0]
+        executed = {opcode: number(count) for opcode, count in re.findall(r"(\w+): ([\d,]+)", of[OPCODES])}
         kernels[name] = {
             "global load sectors": number(of[SECTORS.format("ld")]),
             "global store sectors": number(of[SECTORS.format("st")]) + number(of[SECTORS.format("red")]),
             "global requests": number(of[REQUESTS.format("ld")]) + number(of[REQUESTS.format("st")]),
             "shared wavefronts": number(of[WAVEFRONTS]),
             "bank conflicts": number(of[CONFLICTS]),
+            "shuffles": executed.get("SHFL", 0),
+            "barriers": executed.get("BAR", 0),
         }
     return kernels
 
@@ -67,6 +71,8 @@ def cpu_counters(flashsteps, step, shape):
             "global requests": row["global_requests"],
             "shared wavefronts": row["shared_wavefronts"] + row["shuffles"],
             "bank conflicts": row["shared_wavefronts"] - row["shared_ideal_wavefronts"],
+            "shuffles": row["shuffles"],
+            "barriers": row["barrier_warps"],  # instructions: once for each warp that comes
         }
     return kernels
 
