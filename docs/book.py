@@ -1,0 +1,372 @@
+#!/usr/bin/env python3
+"""Keeps the pages true to the code.
+
+    python3 docs/book.py                                     fills in every excerpt that is not what its file says
+    python3 docs/book.py --check --flashsteps build/flashsteps
+                                                             writes nothing; a line for each fault, exit code 1 if any
+    python3 docs/book.py --site FILE                         what the site needs to know of the code, as JSON
+
+In a page, a line of its own names a region of a source file:
+
+    <!-- excerpt steps/05_kernel_fusion/forward.cu: // Online softmax -->    shows it, in the code block that follows
+    <!-- see steps/05_kernel_fusion/forward.cu: // Online softmax -->        shows nothing here; the site turns to it
+
+The source has no marks for this. A region begins with the only line that contains the text, and ends before the first
+blank line at which every brace that it opened is closed again: with the paragraph, or with the function or loop. With
+`text … other text` it ends with the first line from there on that contains the other text, and lines that do nothing
+but close what it opened.
+
+--check also follows the links and anchors of the pages, and looks up the steps, the files and, given the program, the
+subcommands and options of the commands that they name.
+"""
+import argparse
+import difflib
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+FIRST_COPY = 20  # steps/20_mine and so on are the reader's own copies of a chapter
+DIRECTIVE = re.compile(r"^(?P<indent> *)<!-- (?P<kind>excerpt|see) (?P<file>\S+?): (?P<region>.+?) -->\n", re.MULTILINE)
+BLOCK = re.compile(r"(?P<indent> *)```(?:cuda|cpp)\n(?:.*\n)*?(?P=indent)```(?:\n|\Z)")
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+SOURCE = r"cu|cuh|h|cpp|py|csv|txt|md|svg|cmake"
+
+
+class Fault(Exception):
+    """What is wrong, in one line."""
+
+
+# ---- Regions of source files
+
+
+def region_lines(text, region):
+    """First and last line of a region, from 0, both inclusive."""
+    lines = text.split("\n")
+    first_text, _, last_text = region.partition(" … ")
+    at = [n for n, line in enumerate(lines) if first_text in line]
+    if len(at) != 1:
+        raise Fault(f"'{first_text}' is in {'lines ' + ', '.join(str(n + 1) for n in at) if at else 'no line'} of it")
+    depth, last_seen = 0, not last_text
+    for n in range(at[0], len(lines)):
+        code = lines[n].split("//")[0]
+        after = depth + code.count("{") - code.count("}")
+        if not last_seen:
+            last_seen = last_text in lines[n]
+        elif last_text and (depth <= 0 or not re.fullmatch(r"\s*}[;)]*", code.rstrip())):
+            return at[0], n - 1
+        elif depth <= 0 and (not lines[n].strip() or after < 0):
+            return at[0], n - 1
+        depth = after
+    raise Fault(f"'{last_text}' is in no line of it from line {at[0] + 1} on" if not last_seen else "it ends too early")
+
+
+def excerpt(text, first, last):
+    """The lines, moved to the left as far as they go. Lines of the preprocessor stand at the margin anyhow."""
+    lines = text.split("\n")[first : last + 1]
+    margin = min(len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.startswith("#"))
+    return "\n".join(line if line.startswith("#") else line[margin:] for line in lines)
+
+
+# ---- The pages
+
+
+def without(pattern, text):
+    """The text with spaces in the place of what matches, so that places in it stay what they are."""
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def slug(heading):
+    """A heading's anchor, as GitHub makes it."""
+    heading = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+
+
+class Page:
+    def __init__(self, path):
+        self.path = path
+        self.text = path.read_text(encoding="utf-8")
+        self.chapter = path.stem if re.match(r"\d\d_", path.stem) else None
+        self.prose = without(FENCE, self.text)
+
+    def line(self, offset):
+        return self.text.count("\n", 0, offset) + 1
+
+    def anchors(self):
+        seen, anchors = {}, set()
+        for heading in re.findall(r"^#{1,6} +(.+)$", self.prose, re.MULTILINE):
+            anchor = slug(heading)
+            anchors.add(f"{anchor}-{seen[anchor]}" if anchor in seen else anchor)
+            seen[anchor] = seen.get(anchor, 0) + 1
+        return anchors
+
+    def code_spans(self):
+        """(offset, text) of what stands between backticks; a line break in it is a space."""
+        for match in re.finditer(r"(?<!`)`((?:[^`\n]|\n(?! *\n))+)`(?!`)", self.prose):
+            yield match.start(), re.sub(r"\s+", " ", match[1]).strip()
+
+    def shell_lines(self):
+        """(offset, text) of the lines of code blocks that are to be typed."""
+        for block in FENCE.finditer(self.text):
+            if block["language"] in ("", "sh", "bash"):
+                offset = block.start("text")
+                for line in block["text"].splitlines(keepends=True):
+                    yield offset, line.strip()
+                    offset += len(line)
+
+
+class Book:
+    def __init__(self, root):
+        self.root = root
+        docs = root / "docs"
+        self.pages = [Page(path) for path in [root / "README.md", *sorted(docs.glob("*.md"))] if path.is_file()]
+        kernels = [path for path in sorted(root.glob("steps/[0-9][0-9]_*/*.c*"))
+                   if re.search(r"^const Registration step\b", path.read_text(encoding="utf-8"), re.MULTILINE)]
+        self.steps = {f"{path.parent.name}/{path.stem}": path for path in kernels}
+        folders = [root / "steps", root / "tests", root / "reference_cpu", docs / "results"]
+        self.names = {path.name for folder in folders for path in folder.rglob("*")} | {path.name for path in docs.glob("*")}
+        self.faults = []
+
+    def fault(self, page, offset, what):
+        self.faults.append(f"{page.path.relative_to(self.root)}:{page.line(offset)}: {what}")
+
+    # -- Excerpts
+
+    def region_of(self, directive):
+        """Text of the file, first and last line."""
+        path = self.root / directive["file"]
+        if not path.is_file():
+            raise Fault(f"there is no file {directive['file']}")
+        text = path.read_text(encoding="utf-8")
+        try:
+            return (text, *region_lines(text, directive["region"]))
+        except Fault as fault:
+            raise Fault(f"{directive['file']}: {fault}") from None
+
+    def filled(self, page):
+        """The page's text with every excerpt as its file has it."""
+        out, at = [], 0
+        for directive in DIRECTIVE.finditer(page.text):
+            if directive.start() < at:
+                continue
+            out.append(page.text[at : directive.end()])
+            at = directive.end()
+            try:
+                code = excerpt(*self.region_of(directive))
+            except Fault as fault:
+                self.fault(page, directive.start(), fault)
+                continue
+            if directive["kind"] == "see":
+                continue
+            language = "cpp" if directive["file"].endswith(".cpp") else "cuda"
+            out.append(textwrap.indent(f"```{language}\n{code}\n```\n", directive["indent"]))
+            block = BLOCK.match(page.text, at)
+            if block:
+                at = block.end()
+        return "".join(out) + page.text[at:]
+
+    def check_excerpts(self, page):
+        filled = self.filled(page)
+        if filled != page.text:
+            at = next((n for n, (a, b) in enumerate(zip(filled, page.text)) if a != b), min(len(filled), len(page.text)))
+            self.fault(page, at, "the excerpt is not what its file says; python3 docs/book.py fills it in")
+        for block in FENCE.finditer(page.text):
+            before = page.text[: block.start()]
+            if block["language"] in ("cuda", "cpp") and not re.search(r"<!-- excerpt .+ -->\n\Z", before):
+                self.fault(page, block.start(), "code without a line <!-- excerpt FILE: REGION --> before it")
+
+    def check_kernels_shown(self, page):
+        shown = {directive["file"] for directive in DIRECTIVE.finditer(page.text)}
+        for id, path in self.steps.items():
+            file = str(path.relative_to(self.root))
+            if id.startswith(f"{page.chapter}/") and file not in shown:
+                self.fault(page, 0, f"nothing of {file} is shown: <!-- excerpt {file}: REGION -->")
+
+    # -- Links
+
+    def check_links(self, page):
+        text = without(re.compile(r"`[^`]*`"), without(re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL), page.prose))
+        for link in re.finditer(r"\[[^\]]*\]\(([^)\s]+)\)", text):
+            target, _, anchor = link[1].partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            path = (page.path.parent / target).resolve() if target else page.path
+            if not path.exists():
+                self.fault(page, link.start(), f"link to {link[1]}: there is no such file")
+            elif anchor and path.suffix == ".md" and anchor not in Page(path).anchors():
+                self.fault(page, link.start(), f"link to {link[1]}: no heading there has this anchor")
+
+    # -- Steps and files
+
+    def step_fault(self, page, prefix):
+        """Why a step's prefix means nothing, or None. A copy's steps are those of the chapter that was copied."""
+        if int(prefix[:2]) >= FIRST_COPY:
+            copied = re.search(rf"steps/(\d\d_\w+) steps/{prefix[:2]}_", page.text)
+            chapter = copied[1] if copied else page.chapter
+            if not chapter:
+                return None
+            prefix = chapter + re.sub(r"^\d\d\w*", "", prefix)
+        chapter, _, kernel = prefix.partition("/")
+        for id in self.steps:
+            if id.startswith(chapter) and id.split("/")[1].startswith(kernel):
+                return None
+        return f"there is no step {prefix}"
+
+    def path_exists(self, page, name):
+        """Whether a file that a page names exists: from the root, from steps/, the chapter or the page, or by its name."""
+        if re.match(rf"steps/(NN|[{FIRST_COPY // 10}-9]\d)_|build/", name):
+            return True
+        if name.endswith(".py") and re.search(rf"^# {re.escape(name)}$", page.text, re.MULTILINE):
+            return True  # a script that the page gives itself
+        folders = [self.root, self.root / "steps", self.root / "steps" / (page.chapter or ""), page.path.parent]
+        return name in self.names or any((folder / name).exists() for folder in folders)
+
+    def check_names(self, page):
+        for offset, span in page.code_spans():
+            if re.fullmatch(r"\d\d(_\w+)?(/\w*)?", span):
+                why = self.step_fault(page, span)
+                if why:
+                    self.fault(page, offset, why)
+            elif re.fullmatch(rf"[\w./-]+\.({SOURCE})", span) or re.fullmatch(r"(steps|docs|tests|reference_cpu)/[\w./-]*", span):
+                if not self.path_exists(page, span):
+                    self.fault(page, offset, f"there is no file {span}")
+        for offset, line in page.shell_lines():
+            for name in re.findall(r"(?<![\w/.-])(?:steps|docs|tests|reference_cpu)/[\w./-]+", line.split("#")[0]):
+                if not self.path_exists(page, name) and name not in re.findall(r"--(?:csv|plot|out) (\S+)", line):
+                    self.fault(page, offset, f"there is no file {name}")
+
+    # -- Commands
+
+    def check_command(self, page, offset, words, options):
+        command, *rest = words or [""]
+        if command.startswith("-") or not command:
+            command, rest = "", words
+        if command not in options:
+            return self.fault(page, offset, f"flashsteps has no subcommand {command}")
+        rest = iter(rest)
+        for word in rest:
+            word = word.strip("[]")
+            if word.startswith("-"):
+                if word not in options[command]:
+                    self.fault(page, offset, f"flashsteps {command} has no option {word}")
+                elif options[command][word]:
+                    value, choices = next(rest, None), options[command][word]
+                    if value is None:
+                        self.fault(page, offset, f"flashsteps {command} {word} wants a value")
+                    elif isinstance(choices, list) and value.strip("[]") not in choices and not value.isupper():
+                        self.fault(page, offset, f"flashsteps {command} {word}: no {value} among {', '.join(choices)}")
+            elif re.match(r"\d\d", word):
+                why = self.step_fault(page, word)
+                if why:
+                    self.fault(page, offset, why)
+            elif not re.fullmatch(r"[A-Z]+|…", word):
+                self.fault(page, offset, f"flashsteps {command}: {word} is no step")
+
+    def check_commands(self, page, options):
+        every_option = set().union(*options.values())
+        subcommand = re.compile("(" + "|".join(filter(None, options)) + r") (--|\d\d)")
+        for offset, span in page.code_spans():
+            if span.startswith("build/flashsteps"):
+                self.check_command(page, offset, span.split()[1:], options)
+            elif subcommand.match(span):
+                self.check_command(page, offset, span.split(), options)
+            elif re.fullmatch(r"--[a-z][\w-]*( [\w.-]+)?( --[a-z][\w-]*( [\w.-]+)?)*", span):
+                for option in re.findall(r"--[a-z][\w-]*", span):
+                    if option not in every_option:
+                        self.fault(page, offset, f"no subcommand of flashsteps has an option {option}")
+        for offset, line in page.shell_lines():
+            for words in re.findall(r"build/flashsteps\b([^&;|#]*)", line):
+                self.check_command(page, offset, words.split(), options)
+
+    def check(self, flashsteps):
+        options = options_of(flashsteps) if flashsteps else None
+        for page in self.pages:
+            self.check_excerpts(page)
+            self.check_kernels_shown(page)
+            self.check_links(page)
+            self.check_names(page)
+            if options:
+                self.check_commands(page, options)
+
+    # -- For the site
+
+    def before(self, id):
+        """The step before one in the ladder of chapters and rungs: if there is one, a kernel of the same pass."""
+        text = {other: path.read_text(encoding="utf-8") for other, path in self.steps.items()}
+
+        def rung(other):
+            found = re.search(r"\.rung = (\d+)", text[other])
+            return other[:2], int(found[1]) if found else 0
+
+        def alike(other):
+            return self.steps[other].suffix == self.steps[id].suffix and any(
+                word in text[other] and word in text[id] for word in (".forward =", ".backward ="))
+
+        return max((other for other in self.steps if rung(other) < rung(id)), default=None,
+                   key=lambda other: (alike(other), rung(other)))
+
+    def for_site(self):
+        regions, files = {}, {}
+        for page in self.pages:
+            regions[page.path.name] = []
+            for directive in DIRECTIVE.finditer(page.text):
+                text, first, last = self.region_of(directive)
+                files[directive["file"]] = {"text": text}
+                regions[page.path.name].append({"file": directive["file"], "first": first + 1, "last": last + 1})
+        for id, path in self.steps.items():
+            files[str(path.relative_to(self.root))] = {"text": path.read_text(encoding="utf-8"), "step": id}
+        for file in files.values():
+            before = self.before(file["step"]) if "step" in file else None
+            if before:
+                file["before"] = str(self.steps[before].relative_to(self.root))
+                lines = [text.split("\n") for text in (files[file["before"]]["text"], file["text"])]
+                file["diff"] = difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes()
+        return {"regions": regions, "files": files}
+
+
+def options_of(flashsteps):
+    """Of each subcommand its options: None for a flag, True where a value follows, the list of them where it is one."""
+    def help_of(*subcommand):
+        return subprocess.run([flashsteps, *subcommand, "--help"], check=True, capture_output=True, text=True).stdout
+
+    def options(text):
+        found = {}
+        for names, kind, what in re.findall(r"^  (-\S+)((?: [A-Z]+)*) +(.*)$", text, re.MULTILINE):
+            choices = re.search(r"\(((?:\w+, )+\w+)\)$", what)
+            for name in names.split(","):
+                found[name] = True if kind.strip() else choices[1].split(", ") if choices else None
+        return found
+
+    top = help_of()
+    names = re.findall(r"^  (\w+)  ", top[top.index("Subcommands:") :], re.MULTILINE)
+    return {"": options(top), **{name: options(help_of(name)) for name in names}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--flashsteps", metavar="PROGRAM")
+    parser.add_argument("--site", metavar="FILE", type=Path)
+    parser.add_argument("--root", metavar="FOLDER", type=Path, default=Path(__file__).resolve().parent.parent)
+    arguments = parser.parse_args()
+
+    book = Book(arguments.root.resolve())
+    if arguments.check:
+        book.check(arguments.flashsteps)
+    elif arguments.site:
+        arguments.site.write_text(json.dumps(book.for_site(), ensure_ascii=False), encoding="utf-8")
+    else:
+        for page in book.pages:
+            filled = book.filled(page)
+            if filled != page.text:
+                page.path.write_text(filled, encoding="utf-8")
+                print(f"{page.path.relative_to(book.root)}: excerpts filled in")
+    for fault in book.faults:
+        print(fault, file=sys.stderr)
+    return 1 if book.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
