@@ -184,10 +184,14 @@ class Book:
             if id.startswith(f"{page.chapter}/") and file not in shown:
                 self.fault(page, 0, f"nothing of {file} is shown: <!-- excerpt {file}: REGION -->")
 
-    # -- Links
+    # -- Links, and what the site could not read
 
-    def check_links(self, page):
-        text = without(re.compile(r"`[^`]*`"), without(re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL), page.prose))
+    def check_text(self, page):
+        text = page.prose
+        for not_text in (r"<!--.*?-->", r"\$\$.*?\$\$|\$[^$\n]+\$", r"`[^`]*`"):
+            text = without(re.compile(not_text, re.DOTALL), text)
+        for html in re.finditer(r"</?[A-Za-z]|\{\{", text):
+            self.fault(page, html.start(), "HTML or {{ in the text, which GitHub and the site read differently; put it in backticks")
         for link in re.finditer(r"\[[^\]]*\]\(([^)\s]+)\)", text):
             target, _, anchor = link[1].partition("#")
             if re.match(r"[a-z]+:", target):
@@ -285,42 +289,50 @@ class Book:
         for page in self.pages:
             self.check_excerpts(page)
             self.check_kernels_shown(page)
-            self.check_links(page)
+            self.check_text(page)
             self.check_names(page)
             if options:
                 self.check_commands(page, options)
 
     # -- For the site
 
-    def before(self, id):
-        """The step before one in the ladder of chapters and rungs: if there is one, a kernel of the same pass."""
-        text = {other: path.read_text(encoding="utf-8") for other, path in self.steps.items()}
+    def ladder(self):
+        """The steps in the order of chapters and rungs, and of each the one before it: if there is one, of its pass."""
+        text = {id: path.read_text(encoding="utf-8") for id, path in self.steps.items()}
 
-        def rung(other):
-            found = re.search(r"\.rung = (\d+)", text[other])
-            return other[:2], int(found[1]) if found else 0
+        def rung(id):
+            found = re.search(r"\.rung = (\d+)", text[id])
+            return id[:2], int(found[1]) if found else 0
 
-        def alike(other):
-            return self.steps[other].suffix == self.steps[id].suffix and any(
-                word in text[other] and word in text[id] for word in (".forward =", ".backward ="))
+        def alike(a, b):
+            return self.steps[a].suffix == self.steps[b].suffix and any(
+                word in text[a] and word in text[b] for word in (".forward =", ".backward ="))
 
-        return max((other for other in self.steps if rung(other) < rung(id)), default=None,
-                   key=lambda other: (alike(other), rung(other)))
+        order = sorted(self.steps, key=rung)
+        before = {}
+        for n, id in enumerate(order):
+            earlier = [other for other in order[:n] if rung(other) < rung(id)]
+            before[id] = next((other for other in reversed(earlier) if alike(other, id)), earlier[-1] if earlier else None)
+        return order, before
 
     def for_site(self):
-        regions, files = {}, {}
+        """What each page shows, in order; the files, the steps among them with their place in the ladder and what changed."""
+        def name(path):
+            return str(path.relative_to(self.root))
+
+        order, before = self.ladder()
+        files = {name(self.steps[id]): {"step": id, "rung": n} for n, id in enumerate(order)}
+        regions = {page.path.name: [] for page in self.pages}
         for page in self.pages:
-            regions[page.path.name] = []
             for directive in DIRECTIVE.finditer(page.text):
-                text, first, last = self.region_of(directive)
-                files[directive["file"]] = {"text": text}
+                _, first, last = self.region_of(directive)
+                files.setdefault(directive["file"], {})
                 regions[page.path.name].append({"file": directive["file"], "first": first + 1, "last": last + 1})
-        for id, path in self.steps.items():
-            files[str(path.relative_to(self.root))] = {"text": path.read_text(encoding="utf-8"), "step": id}
+        for path, file in files.items():
+            file["text"] = (self.root / path).read_text(encoding="utf-8")
         for file in files.values():
-            before = self.before(file["step"]) if "step" in file else None
-            if before:
-                file["before"] = str(self.steps[before].relative_to(self.root))
+            if file.get("step") and before[file["step"]]:
+                file["before"] = name(self.steps[before[file["step"]]])
                 lines = [text.split("\n") for text in (files[file["before"]]["text"], file["text"])]
                 file["diff"] = difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes()
         return {"regions": regions, "files": files}

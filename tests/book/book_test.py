@@ -141,6 +141,9 @@ class BookTest(unittest.TestCase):
         (self.root / "README.md").write_text("[05](docs/05_fusion.md#idea)\n", encoding="utf-8")
         self.assertEqual(len(self.faults()), 1)
 
+    def test_html(self):
+        self.plant("1. The scores", "1. The vector<float> of scores", "HTML")
+
     def test_unknown_step(self):
         self.plant("`05/for`", "`05/back`", "there is no step 05/back")
         self.plant("check 05 ", "check 06 ", "05_fusion.md:23", "there is no step 06")
