@@ -32,6 +32,7 @@ FIRST_COPY = 20  # steps/20_mine and so on are the reader's own copies of a chap
 DIRECTIVE = re.compile(r"^(?P<indent> *)<!-- (?P<kind>excerpt|see) (?P<file>\S+?): (?P<region>.+?) -->\n", re.MULTILINE)
 BLOCK = re.compile(r"(?P<indent> *)```(?:cuda|cpp)\n(?:.*\n)*?(?P=indent)```(?:\n|\Z)")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parent.parent
 SOURCE = r"cu|cuh|h|cpp|py|csv|txt|md|svg|cmake"
 
 
@@ -88,7 +89,7 @@ class Page:
     def __init__(self, path):
         self.path = path
         self.text = path.read_text(encoding="utf-8")
-        self.chapter = path.stem if re.match(r"\d\d_", path.stem) else None
+        self.number = path.stem[:2] if re.match(r"\d\d[_.]", path.stem) else None  # of the chapter, if it belongs to one
         self.prose = without(FENCE, self.text)
 
     def line(self, offset):
@@ -121,11 +122,13 @@ class Book:
     def __init__(self, root):
         self.root = root
         docs = root / "docs"
-        self.pages = [Page(path) for path in [root / "README.md", *sorted(docs.glob("*.md"))] if path.is_file()]
+        paths = [root / "README.md", *(path for folder in (".", "exercises", "answers") for path in sorted((docs / folder).glob("*.md")))]
+        self.pages = [Page(path) for path in paths if path.is_file()]
+        self.chapters = {path.name[:2]: path.name for path in root.glob("steps/[0-9][0-9]_*")}
         kernels = [path for path in sorted(root.glob("steps/[0-9][0-9]_*/*.c*"))
                    if re.search(r"^const Registration step\b", path.read_text(encoding="utf-8"), re.MULTILINE)]
         self.steps = {f"{path.parent.name}/{path.stem}": path for path in kernels}
-        folders = [root / "steps", root / "tests", root / "reference_cpu", docs / "results"]
+        folders = [root / "steps", root / "tests", root / "reference_cpu", docs / "results", docs / "exercises"]
         self.names = {path.name for folder in folders for path in folder.rglob("*")} | {path.name for path in docs.glob("*")}
         self.faults = []
 
@@ -174,14 +177,14 @@ class Book:
             self.fault(page, at, "the excerpt is not what its file says; python3 docs/book.py fills it in")
         for block in FENCE.finditer(page.text):
             before = page.text[: block.start()]
-            if block["language"] in ("cuda", "cpp") and not re.search(r"<!-- excerpt .+ -->\n\Z", before):
+            if block["language"] in ("cuda", "cpp") and not re.search(r"<!-- (excerpt|hole|answer) .+ -->\n\Z", before):
                 self.fault(page, block.start(), "code without a line <!-- excerpt FILE: REGION --> before it")
 
     def check_kernels_shown(self, page):
         shown = {directive["file"] for directive in DIRECTIVE.finditer(page.text)}
         for id, path in self.steps.items():
             file = str(path.relative_to(self.root))
-            if id.startswith(f"{page.chapter}/") and file not in shown:
+            if id.startswith(f"{page.path.stem}/") and file not in shown:
                 self.fault(page, 0, f"nothing of {file} is shown: <!-- excerpt {file}: REGION -->")
 
     # -- Links, and what the site could not read
@@ -208,7 +211,7 @@ class Book:
         """Why a step's prefix means nothing, or None. A copy's steps are those of the chapter that was copied."""
         if int(prefix[:2]) >= FIRST_COPY:
             copied = re.search(rf"steps/(\d\d_\w+) steps/{prefix[:2]}_", page.text)
-            chapter = copied[1] if copied else page.chapter
+            chapter = copied[1] if copied else self.chapters.get(page.number)
             if not chapter:
                 return None
             prefix = chapter + re.sub(r"^\d\d\w*", "", prefix)
@@ -224,7 +227,7 @@ class Book:
             return True
         if name.endswith(".py") and re.search(rf"^# {re.escape(name)}$", page.text, re.MULTILINE):
             return True  # a script that the page gives itself
-        folders = [self.root, self.root / "steps", self.root / "steps" / (page.chapter or ""), page.path.parent]
+        folders = [self.root, self.root / "steps", self.root / "steps" / self.chapters.get(page.number, ""), page.path.parent]
         return name in self.names or any((folder / name).exists() for folder in folders)
 
     def check_names(self, page):
@@ -281,7 +284,7 @@ class Book:
                     if option not in every_option:
                         self.fault(page, offset, f"no subcommand of flashsteps has an option {option}")
         for offset, line in page.shell_lines():
-            for words in re.findall(r"build/flashsteps\b([^&;|#]*)", line):
+            for words in re.findall(r"build/flashsteps\b([^&;|#<>]*)", line):
                 self.check_command(page, offset, words.split(), options)
 
     def check(self, flashsteps):
@@ -322,12 +325,12 @@ class Book:
 
         order, before = self.ladder()
         files = {name(self.steps[id]): {"step": id, "rung": n} for n, id in enumerate(order)}
-        regions = {page.path.name: [] for page in self.pages}
+        regions = {name(page.path): [] for page in self.pages}
         for page in self.pages:
             for directive in DIRECTIVE.finditer(page.text):
                 _, first, last = self.region_of(directive)
                 files.setdefault(directive["file"], {})
-                regions[page.path.name].append({"file": directive["file"], "first": first + 1, "last": last + 1})
+                regions[name(page.path)].append({"file": directive["file"], "first": first + 1, "last": last + 1})
         for path, file in files.items():
             file["text"] = (self.root / path).read_text(encoding="utf-8")
         for file in files.values():
@@ -361,7 +364,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--flashsteps", metavar="PROGRAM")
     parser.add_argument("--site", metavar="FILE", type=Path)
-    parser.add_argument("--root", metavar="FOLDER", type=Path, default=Path(__file__).resolve().parent.parent)
+    parser.add_argument("--root", metavar="FOLDER", type=Path, default=ROOT)
     arguments = parser.parse_args()
 
     book = Book(arguments.root.resolve())

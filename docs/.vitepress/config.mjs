@@ -32,7 +32,7 @@ function withRegions(md) {
     const kind = tokens[i].content.match(/^\s*<!-- (excerpt|see) .*-->\s*$/)?.[1]
     if (!kind) return htmlBlock(tokens, i, options, env, self)
     env.regionsSeen = (env.regionsSeen ?? -1) + 1
-    const { file, first, last } = book.regions[basename(env.relativePath)][env.regionsSeen]
+    const { file, first, last } = book.regions[env.relativePath === 'index.md' ? 'README.md' : env.relativePath][env.regionsSeen]
     const where = first === last ? `line ${first}` : `lines ${first}–${last}`
     return (
       ` <a class="region ${kind}" href="${base}${file}" target="_blank" data-file="${file}" data-first="${first}"` +
@@ -62,7 +62,7 @@ export default defineConfig({
   base,
   head: [['link', { rel: 'icon', href: `data:image/svg+xml,${encodeURIComponent(icon)}` }]],
   srcDir: '../',
-  srcExclude: ['{steps,tests,reference_cpu}/**', 'build*/**', '.*/**', 'docs/{results,exercises,answers}/**', 'docs/.vitepress/**'],
+  srcExclude: ['{steps,tests,reference_cpu}/**', 'build*/**', '.*/**', 'docs/results/**', 'docs/.vitepress/**'],
   rewrites: { 'README.md': 'index.md' },
   cacheDir: join(here, 'cache'),
   outDir: join(here, 'dist'),
@@ -73,7 +73,7 @@ export default defineConfig({
     config: withRegions
   },
   transformPageData(page) {
-    const regions = book.regions[basename(page.relativePath)] ?? []
+    const regions = book.regions[page.relativePath] ?? []
     if (!/^docs\/\d\d_/.test(page.relativePath) || !existsSync(join(here, 'public/source', `${basename(page.relativePath, '.md')}.json`)))
       return
     if (regions.length > 1) Object.assign(page.frontmatter, { pageClass: 'beside-code', sidebar: false, aside: false })

@@ -43,7 +43,7 @@ for (const [page, regions] of Object.entries(book.regions)) {
   const steps = Object.keys(book.files).filter((path) => path.startsWith(chapter) && book.files[path].step)
   steps.sort((a, b) => book.files[a].rung - book.files[b].rung)
   const files = [...new Set([...steps, ...regions.map(({ file }) => file)])]
-  if (!regions.length || !files.length) continue
+  if (!steps.length) continue  // no chapter
   const entries = files.map((path) => {
     const { step, before, diff } = book.files[path]
     const removed = {}  // lines of the step before that are gone
@@ -52,7 +52,7 @@ for (const [page, regions] of Object.entries(book.regions)) {
         for (let line = from; line < to; line++) removed[line] = lines[before][line]
     return { path, step, lines: lines[path], before, diff, removed }
   })
-  writeFileSync(join(out, 'source', page.replace('.md', '.json')), JSON.stringify(entries))
+  writeFileSync(join(out, 'source', `${basename(page, '.md')}.json`), JSON.stringify(entries))
 }
 
 // ---- What links lead to beside the pages
