@@ -16,8 +16,8 @@ blank line at which every brace that it opened is closed again: with the paragra
 `text … other text` it ends with the first line from there on that contains the other text, and lines that do nothing
 but close what it opened.
 
---check also follows the links and anchors of the pages, and looks up the steps, the files and, given the program, the
-subcommands and options of the commands that they name.
+--check also follows the links and anchors of the pages, and looks up what they name in backticks and commands: steps,
+files, functions and variables of the code and, given the program, its subcommands and options.
 """
 import argparse
 import difflib
@@ -61,7 +61,7 @@ def region_lines(text, region):
         elif depth <= 0 and (not lines[n].strip() or after < 0):
             return at[0], n - 1
         depth = after
-    raise Fault(f"'{last_text}' is in no line of it from line {at[0] + 1} on" if not last_seen else "it ends too early")
+    raise Fault(f"'{last_text}' is in no line of it from line {at[0] + 1} on" if not last_seen else "it does not end before the file does")
 
 
 def excerpt(text, first, last):
@@ -91,6 +91,7 @@ class Page:
         self.text = path.read_text(encoding="utf-8")
         self.number = path.stem[:2] if re.match(r"\d\d[_.]", path.stem) else None  # of the chapter, if it belongs to one
         self.prose = without(FENCE, self.text)
+        self.code = "".join(block["text"] for block in FENCE.finditer(self.text))
 
     def line(self, offset):
         return self.text.count("\n", 0, offset) + 1
@@ -122,14 +123,19 @@ class Book:
     def __init__(self, root):
         self.root = root
         docs = root / "docs"
-        paths = [root / "README.md", *(path for folder in (".", "exercises", "answers") for path in sorted((docs / folder).glob("*.md")))]
-        self.pages = [Page(path) for path in paths if path.is_file()]
+        pages = [root / "README.md"]
+        for folder in (docs, docs / "exercises", docs / "answers"):
+            pages += sorted(folder.glob("*.md"))
+        self.pages = [Page(path) for path in pages if path.is_file()]
         self.chapters = {path.name[:2]: path.name for path in root.glob("steps/[0-9][0-9]_*")}
         kernels = [path for path in sorted(root.glob("steps/[0-9][0-9]_*/*.c*"))
                    if re.search(r"^const Registration step\b", path.read_text(encoding="utf-8"), re.MULTILINE)]
         self.steps = {f"{path.parent.name}/{path.stem}": path for path in kernels}
         folders = [root / "steps", root / "tests", root / "reference_cpu", docs / "results", docs / "exercises"]
-        self.names = {path.name for folder in folders for path in folder.rglob("*")} | {path.name for path in docs.glob("*")}
+        files = [path for folder in folders for path in folder.rglob("*")]
+        self.names = {path.name for path in [*files, *docs.glob("*")]}
+        self.words = {word for path in files if re.search(rf"\.({SOURCE})$", path.name) and path.is_file()
+                      for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
         self.faults = []
 
     def fault(self, page, offset, what):
@@ -239,6 +245,10 @@ class Book:
             elif re.fullmatch(rf"[\w./-]+\.({SOURCE})", span) or re.fullmatch(r"(steps|docs|tests|reference_cpu)/[\w./-]*", span):
                 if not self.path_exists(page, span):
                     self.fault(page, offset, f"there is no file {span}")
+            elif page.number and re.fullmatch(r"[A-Za-z_][\w:]*(<[^>]*>)?(\(.*\))?", span):  # a name, of a function, say
+                for word in re.findall(r"\w*(?:_|[a-z][A-Z])\w*", re.split(r"[<(]", span)[0]):
+                    if word not in self.words and not re.search(rf"\b{word}\b", page.code):
+                        self.fault(page, offset, f"{word} occurs nowhere in the code")
         for offset, line in page.shell_lines():
             for name in re.findall(r"(?<![\w/.-])(?:steps|docs|tests|reference_cpu)/[\w./-]+", line.split("#")[0]):
                 if not self.path_exists(page, name) and name not in re.findall(r"--(?:csv|plot|out) (\S+)", line):

@@ -153,6 +153,9 @@ class BookTest(unittest.TestCase):
         self.plant("`steps/05_fusion/forward.cu`", "`steps/05_fusion/forwards.cu`", "there is no file")
         self.plant("--causal --seq 100   # a comment", "\nsed -i s/32/64/ steps/06_fusion/forward.cu", "there is no file steps/06_fusion")
 
+    def test_unknown_name(self):
+        self.plant("1. The scores", "1. The scores: `register_step<Br>(x)`, `fused_scores(O)`", "fused_scores occurs nowhere")
+
     def test_unknown_subcommand(self):
         self.plant("build/flashsteps list", "build/flashsteps lists", "no subcommand lists")
 
