@@ -23,8 +23,9 @@
  * flashsteps_last_error() until the thread's next call.
  *
  * Every function that can fail returns one of FLASHSTEPS_OK, _FAULT, _REFUSED; after one of the last two
- * flashsteps_last_error() says in one line what was wrong, what is allowed and what to do. A call that is refused has
- * written nothing. Functions may be called from several threads; on the CPU they take turns.
+ * flashsteps_last_error() says in one line what was wrong, what is allowed and what to do (sizes go by the names of the
+ * command's options there). A call that is refused has written nothing. Functions may be called from several threads;
+ * on the CPU they take turns.
  */
 #ifndef FLASHSTEPS_H
 #define FLASHSTEPS_H

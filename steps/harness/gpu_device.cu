@@ -135,9 +135,11 @@ static const cudaDeviceProp& gpu_limits() {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   const std::lock_guard lock(mutex);
-  const auto [entry, is_new] = known.try_emplace(device);
-  if (is_new) check_cuda(cudaGetDeviceProperties(&entry->second, device), "cudaGetDeviceProperties");
-  return entry->second;
+  const auto entry = known.find(device);
+  if (entry != known.end()) return entry->second;
+  cudaDeviceProp limits{};
+  check_cuda(cudaGetDeviceProperties(&limits, device), "cudaGetDeviceProperties");
+  return known.emplace(device, limits).first->second;
 }
 
 size_t shared_memory_limit() { return gpu_limits().sharedMemPerBlockOptin; }

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Every step on this GPU beside PyTorch: on the same tensors, is it as right, and is it as fast?
+
+    python3 tests/peers/compare.py build/libflashsteps.so [STEP...] [--csv FILE] [--check-only]
+
+Right: PyTorch's scaled_dot_product_attention in fp64 is the reference. The error of attention operation by operation in
+the step's own precision (products accumulated in fp32, P and O rounded) is the measure: of O, LSE, dQ, dK and dV, the
+relative Frobenius error and the largest error of a step may each be at most twice as large, plus a few roundings of
+fp32. Dropout is left to `flashsteps check`, since PyTorch draws other masks.
+
+Fast: step and PyTorch's kernels take turns, launch by launch; medians of single launches.
+
+Exit code 0: all right; 1: a step is not; 2: cannot be run. Needs PyTorch with CUDA.
+"""
+import argparse
+import csv
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashsteps_torch import NAMES, TYPES, Steps, fs
+
+TORCH_TYPES = {number: dtype for dtype, number in TYPES.items()}
+PEERS = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+         "math": SDPBackend.MATH}
+# batch, query heads, key/value heads, query length, key length, causal
+SHAPES = [(2, 3, 3, 64, 64, False), (1, 2, 2, 1000, 1000, True), (2, 2, 2, 257, 129, False), (1, 4, 4, 65, 300, True),
+          (2, 4, 2, 200, 200, True), (1, 2, 2, 1, 77, False)]
+COLUMNS = ("step,dtype,head_dim,causal,seq,batch,heads,pass,ms,tflops,peer,peer_ms,peer_tflops,speed_of_peer").split(",")
+
+
+# ---- Right
+
+
+def visible(Nq, Nk, causal, device):
+    seen = torch.ones(Nq, Nk, dtype=torch.bool, device=device)
+    return seen.tril(Nk - Nq) if causal else seen
+
+
+def scores(q, k, seen, scale):
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return (q @ k.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
+
+
+def reference(q, k, v, d_o, seen, scale):
+    """O, LSE, dQ, dK, dV in fp64 by PyTorch."""
+    q, k, v = (t.double().requires_grad_() for t in (q, k, v))
+    with sdpa_kernel([SDPBackend.MATH]):
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
+    lse = scores(q, k, seen, scale).logsumexp(-1)
+    return (o, lse, *torch.autograd.grad(o, (q, k, v), d_o.double()))
+
+
+def unfused(q, k, v, d_o, seen, scale):
+    """The same operation by operation in the tensors' precision; products are accumulated in fp32."""
+    dtype = q.dtype
+    q, k, v = (t.float().requires_grad_() for t in (q, k, v))
+    s = scores(q, k, seen, scale)
+    p = s.softmax(-1).to(dtype).float()
+    o = (p @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(dtype)
+    gradients = torch.autograd.grad(o, (q, k, v), d_o)
+    return (o, s.logsumexp(-1), *(g.to(dtype) for g in gradients))
+
+
+def errors(x, expected):
+    """Relative Frobenius error and largest error; NaN where one of them has a NaN that the other has not."""
+    x, expected = x.double(), expected.double()
+    difference = torch.where(x == expected, 0.0, x - expected)  # equal infinities
+    size = expected[expected.isfinite()].norm().item()
+    return difference.norm().item() / max(size, 1e-300), difference.abs().max().item()
+
+
+def check(steps, step, dtype, D, shape, generator):
+    """Lines that say what is wrong; the largest ratio of an error to the baseline's."""
+    B, Hq, Hkv, Nq, Nk, causal = shape
+    scale = D ** -0.5
+    draw = lambda heads, rows: torch.randn(B, heads, rows, D, device="cuda", generator=generator).to(dtype)
+    q, k, v, d_o = draw(Hq, Nq), draw(Hkv, Nk), draw(Hkv, Nk), draw(Hq, Nq)
+    problem = steps.problem(q, k, causal=causal, scale=scale)
+    seen = visible(Nq, Nk, causal, q.device)
+    expected = reference(q, k, v, d_o, seen, scale)
+    baseline = unfused(q, k, v, d_o, seen, scale)
+    wrong, worst, ran = [], 0.0, False
+    for pass_, names in ((fs.FORWARD, ("O", "LSE")), (fs.BACKWARD, ("dQ", "dK", "dV"))):
+        if not (step.forward if pass_ == fs.FORWARD else step.backward):
+            continue
+        if steps.library.why_not(step.id, pass_, fs.GPU, problem):
+            continue
+        if pass_ == fs.FORWARD:
+            first = 0
+            results = steps.forward(step.id, q, k, v, causal=causal, scale=scale)[:2]
+        else:  # from the chapter's own forward pass where it saves something, else from the baseline's results
+            first = 2
+            o, lse, saved = baseline[0].detach(), baseline[1].detach().contiguous(), None
+            if step.saved_by:
+                o, lse, saved = steps.forward(step.saved_by, q, k, v, causal=causal, scale=scale)
+            results = steps.backward(step.id, q, k, v, o, lse, d_o, saved, causal=causal, scale=scale)
+        torch.cuda.synchronize()
+        ran = True
+        for name, x, expect, base in zip(names, results, expected[first:], baseline[first:]):
+            mine, allowed = errors(x, expect), errors(base, expect)
+            largest = expect[expect.isfinite()].abs().max().item()
+            for kind, error, base_error, unit in (("relative", mine[0], allowed[0], 1.0), ("largest", mine[1], allowed[1], largest)):
+                limit = 2 * base_error + 8 * 2.0 ** -24 * unit
+                worst = max(worst, error / limit)
+                if not error <= limit:
+                    wrong.append(f"{name}: {kind} error {error:.2e}, allowed {limit:.2e} at B {B}, heads {Hq}/{Hkv}, "
+                                 f"{Nq} x {Nk}, D {D}{', causal' if causal else ''}")
+    return wrong, worst if ran else None
+
+
+# ---- Fast
+
+
+def in_turn(calls, rounds=11, warm_up=2):
+    """Median milliseconds of each call, when they take turns."""
+    times = {name: [] for name in calls}
+    for i in range(warm_up + rounds):
+        for name, call in calls.items():
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(1_000_000)  # about half a millisecond, in which the host gets ahead of the GPU
+            start.record()
+            call()
+            stop.record()
+            stop.synchronize()
+            if i >= warm_up:
+                times[name].append(start.elapsed_time(stop))
+    return {name: statistics.median(ms) for name, ms in times.items()}
+
+
+def peer_call(peer, pass_, q, k, v, d_o, causal):
+    """A call of PyTorch's kernel; None where it does not support this."""
+    try:
+        with sdpa_kernel([PEERS[peer]]):
+            forward = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            if pass_ == fs.FORWARD:
+                def call():
+                    with sdpa_kernel([PEERS[peer]]), torch.no_grad():
+                        forward()
+            else:
+                o = forward()
+                call = lambda: torch.autograd.grad(o, (q, k, v), d_o, retain_graph=True)
+            call()
+        torch.cuda.synchronize()
+        return call
+    except RuntimeError:
+        return None
+
+
+def time_step(steps, step, dtype, D, N, tokens, causal):
+    """Rows of COLUMNS, one a peer."""
+    B, H = tokens // N, 2048 // D
+    draw = lambda: torch.randn(B, H, N, D, device="cuda").to(dtype)
+    q, k, v, d_o = draw(), draw(), draw(), draw()
+    rows = []
+    for pass_, name in ((fs.FORWARD, "forward"), (fs.BACKWARD, "backward")):
+        problem = steps.problem(q, k, causal=causal)
+        if not getattr(step, name) or steps.library.why_not(step.id, pass_, fs.GPU, problem):
+            continue
+        if pass_ == fs.FORWARD:
+            calls = {step.id: lambda: steps.forward(step.id, q, k, v, causal=causal)}
+        else:
+            o, lse, saved = d_o, torch.full((B, H, N), 1.0, device="cuda"), None
+            if step.saved_by:
+                o, lse, saved = steps.forward(step.saved_by, q, k, v, causal=causal)
+            calls = {step.id: lambda: steps.backward(step.id, q, k, v, o, lse, d_o, saved, causal=causal)}
+        grad = [t.detach().clone().requires_grad_() for t in (q, k, v)] if dtype != torch.float8_e4m3fn else []
+        for peer in PEERS if grad else ():
+            too_slow = peer == "math" and dtype != torch.float32
+            if not too_slow and (call := peer_call(peer, pass_, *grad, d_o, causal)):
+                calls[peer] = call
+        ms = in_turn(calls)
+        flops = 4 * B * H * N * N * D * (0.5 if causal else 1) * (2.5 if pass_ == fs.BACKWARD else 1)
+        mine = ms.pop(step.id)
+        for peer, peer_ms in ms.items() or [("", None)]:
+            rows.append((step.id, NAMES[TYPES[dtype]], D, int(causal), N, B, H, name, f"{mine:.6g}", f"{flops / mine / 1e9:.4g}", peer,
+                         f"{peer_ms:.6g}" if peer_ms else "", f"{flops / peer_ms / 1e9:.4g}" if peer_ms else "",
+                         f"{peer_ms / mine:.4g}" if peer_ms else ""))
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library")
+    parser.add_argument("steps", nargs="*", help="ids or prefixes; none: all that run on this GPU")
+    parser.add_argument("--csv", help="write the timings to this file")
+    parser.add_argument("--check-only", action="store_true", help="no timing")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit(print("compare.py: PyTorch sees no GPU here", file=sys.stderr) or 2)
+    try:
+        steps = Steps(options.library)
+    except (OSError, fs.Error) as error:
+        sys.exit(print(f"compare.py: {error}", file=sys.stderr) or 2)
+    chosen = [s for s in steps.gpu_steps() if not options.steps or any(s.id.startswith(prefix) for prefix in options.steps)]
+    if not chosen:
+        sys.exit(print("compare.py: no such step in this library for this GPU", file=sys.stderr) or 2)
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
+
+    failed, rows = 0, []
+    for step in chosen:
+        generator = torch.Generator("cuda").manual_seed(8)
+        for dtype in (TORCH_TYPES[number] for number in step.dtypes):
+            wrong, worst, cases = [], 0.0, 0
+            for D in (D for D in (64, 128, 256) if D in step.head_dims):
+                for shape in SHAPES:
+                    found, ratio = check(steps, step, dtype, D, shape, generator)
+                    wrong += found
+                    if ratio is not None:
+                        worst, cases = max(worst, ratio), cases + 1
+            failed += bool(wrong) or cases == 0
+            verdict = "ok  " if not wrong and cases else "FAIL"
+            print(f"{verdict} {step.id}, {NAMES[TYPES[dtype]]}: {cases} cases, at most {worst:.2f} of the error allowed", flush=True)
+            for line in wrong[:5]:
+                print("     " + line)
+    if not options.check_only:
+        print("\n" + "  ".join(COLUMNS))
+        for step in chosen:
+            dtype = TORCH_TYPES[step.dtypes[-1]]
+            fp32 = dtype == torch.float32
+            for D in (64,) if fp32 else (64, 128):
+                for causal in (False, True):
+                    for row in time_step(steps, step, dtype, D, 1024 if fp32 else 4096, 4096 if fp32 else 16384, causal):
+                        rows.append(row)
+                        print("  ".join(map(str, row)), flush=True)
+    if options.csv:
+        with open(options.csv, "w", newline="", encoding="utf-8") as file:
+            print(f"# GPU {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, PyTorch {torch.__version__}, "
+                  f"cuDNN {torch.backends.cudnn.version()}; command: tests/peers/compare.py build/libflashsteps.so --csv FILE", file=file)
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
