@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashsteps_torch import NAMES, TYPES, Steps, fs
+from flashsteps_torch import NAMES, TYPES, Steps, fs, measured_on
 
 TORCH_TYPES = {number: dtype for dtype, number in TYPES.items()}
 PEERS = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -182,6 +182,11 @@ def time_step(steps, step, dtype, D, N, tokens, causal):
     return rows
 
 
+def means(prefix, name):
+    """Whether "05", "08/ping" or "07_warp/back" means this id, as on the command line of flashsteps."""
+    return all(part.startswith(begin) for part, begin in zip(name.split("/"), prefix.split("/")))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
@@ -195,10 +200,10 @@ def main():
         steps = Steps(options.library)
     except (OSError, fs.Error) as error:
         sys.exit(print(f"compare.py: {error}", file=sys.stderr) or 2)
-    chosen = [s for s in steps.gpu_steps() if not options.steps or any(s.id.startswith(prefix) for prefix in options.steps)]
+    chosen = [s for s in steps.gpu_steps() if not options.steps or any(means(prefix, s.id) for prefix in options.steps)]
     if not chosen:
         sys.exit(print("compare.py: no such step in this library for this GPU", file=sys.stderr) or 2)
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
+    print(measured_on())
 
     failed, rows = 0, []
     for step in chosen:
@@ -228,8 +233,7 @@ def main():
                         print("  ".join(map(str, row)), flush=True)
     if options.csv:
         with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            print(f"# GPU {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, PyTorch {torch.__version__}, "
-                  f"cuDNN {torch.backends.cudnn.version()}; command: tests/peers/compare.py build/libflashsteps.so --csv FILE", file=file)
+            print(f"{measured_on()}; command: tests/peers/compare.py build/libflashsteps.so --csv FILE", file=file)
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
     return 1 if failed else 0
 

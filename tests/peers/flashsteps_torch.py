@@ -6,8 +6,10 @@
 
 Tensors are [batch, heads, length, head dim] on the GPU, and contiguous.
 """
+import datetime
 import functools
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +21,17 @@ import flashsteps as fs
 TYPES = {torch.float64: fs.FP64, torch.float32: fs.FP32, torch.float16: fs.FP16, torch.bfloat16: fs.BF16,
          torch.float8_e4m3fn: fs.E4M3}
 NAMES = {fs.FP64: "fp64", fs.FP32: "fp32", fs.FP16: "fp16", fs.BF16: "bf16", fs.E4M3: "e4m3"}
+
+
+def measured_on():
+    """When and on what, for the head of a file of measurements."""
+    try:
+        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True,
+                                check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = "unknown"
+    return (f"# date {datetime.date.today()}; GPU {torch.cuda.get_device_name()}, driver {driver}, CUDA {torch.version.cuda}, "
+            f"PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
 
 
 class Steps:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashsteps_torch import NAMES, Steps, fs
+from flashsteps_torch import NAMES, Steps, fs, measured_on
 
 HEADS, D = 16, 64
 LENGTHS = [1 << n for n in range(10, 19)]
@@ -109,8 +109,7 @@ def main():
                 rows.append([f"workspace of {step.id}", NAMES[step.dtypes[-1]], D, 1, N, 1, HEADS, "", workspace + saved, ""])
     if options.csv:
         with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            print(f"# GPU {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, PyTorch {torch.__version__}; forward and backward, "
-                  f"command: tests/peers/long_sequences.py build/libflashsteps.so --csv FILE", file=file)
+            print(f"{measured_on()}; forward and backward; command: tests/peers/long_sequences.py build/libflashsteps.so --csv FILE", file=file)
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
     return 1 if failed else 0
 

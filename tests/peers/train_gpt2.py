@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashsteps_torch import Steps, fs
+from flashsteps_torch import Steps, fs, measured_on
 
 LAYERS, HEADS, WIDTH, VOCABULARY = 24, 16, 1024, 50304  # GPT-2 medium; its vocabulary in full 64s
 TOKENS = 8192  # a step
@@ -196,7 +196,7 @@ def main():
             rows.append(row)
             print("  ".join(map(str, row)), flush=True)
 
-    note = (f"# GPU {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, PyTorch {torch.__version__}; GPT-2 medium, bf16 autocast, "
+    note = (f"{measured_on()}; GPT-2 medium, bf16 autocast, "
             f"{TOKENS} tokens a step; command: tests/peers/train_gpt2.py build/libflashsteps.so --csv FILE --losses FILE")
     tables = [(options.csv, [COLUMNS, *rows]),
               (options.losses, [["step", *curves]] + [[i + 1, *(f"{c[i]:.6g}" for c in curves.values())] for i in range(STEPS)])]
