@@ -45,12 +45,13 @@ def run(attention, N):
     q, k, v, d_o = (torch.randn(1, HEADS, N, D, device="cuda", generator=generator).bfloat16() for _ in range(4))
     for t in (q, k, v):
         t.requires_grad_()
-    for _ in range(2):  # the first warms up
+    for _ in range(2 if N < 100_000 else 1):  # the first warms up
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(5_000_000)  # some milliseconds, in which the host gets ahead of the GPU
         start.record()
         o = attention(q, k, v)
         gradients = torch.autograd.grad(o, (q, k, v), d_o)

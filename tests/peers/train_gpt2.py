@@ -32,6 +32,7 @@ from flashsteps_torch import Steps, fs, measured_on
 LAYERS, HEADS, WIDTH, VOCABULARY = 24, 16, 1024, 50304  # GPT-2 medium; its vocabulary in full 64s
 TOKENS = 8192  # a step
 STEPS, TIMED_STEPS = 50, 10
+RATE, WARM_UP = 6e-5, 10  # AdamW's learning rate, small as the batches are, and in how many steps it rises to that
 LOSS_TOLERANCE = 0.02
 COLUMNS = "attention,seq,batch,dropout,steps,ms_per_step,peak_bytes,attention_ms_per_step,last_loss,error".split(",")
 
@@ -119,12 +120,14 @@ def train(attention, N, dropout, count, data):
     with torch.device("cuda"):
         model = GPT2(N)
         mask = torch.ones(N, N, dtype=torch.bool).triu(1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), fused=True)
     places = torch.Generator().manual_seed(1)
     times, losses = [], []
     for step in range(count):
         starts = torch.randint(len(data) - N - 1, (B,), generator=places)
         batch = torch.stack([data[s:s + N + 1] for s in starts]).cuda()
+        for settings in optimizer.param_groups:
+            settings["lr"] = RATE * min(1, (step + 1) / WARM_UP)
         torch.cuda.synchronize()
         start = time.perf_counter()
         with torch.autocast("cuda", dtype=torch.bfloat16):
