@@ -6,8 +6,9 @@
 Right: PyTorch's scaled_dot_product_attention in fp64 is the reference. The error of attention operation by operation in
 the step's own precision (products accumulated in fp32; P, O, dS and the gradients rounded) is the measure: of O, LSE, dQ,
 dK and dV, the Frobenius norm of the error and the largest error of a step may each be at most twice as large, plus two
-units of rounding in fp32. That is the course's error rule (reference_cpu/error_rule.h) with PyTorch's numbers. Dropout is
-left to `flashsteps check`, since PyTorch draws other masks.
+units of rounding in fp32. That is the course's error rule (reference_cpu/error_rule.h) with PyTorch's numbers; a backward
+pass gets the reference's O and LSE, rounded. PyTorch's own kernels are measured in the same way, for comparison. Dropout
+is left to `flashsteps check`, since PyTorch draws other masks.
 
 Fast: step and PyTorch's kernels take turns, launch by launch; medians of single launches.
 
@@ -94,40 +95,75 @@ def rounding(q, k, v, d_o, seen, scale):
     return [x.sqrt() for x in squares]
 
 
-def check(steps, step, dtype, D, shape, generator):
-    """Lines that say what is wrong; the largest ratio of an error to what is allowed, None if the step does not take this."""
-    B, Hq, Hkv, Nq, Nk, causal = shape
-    scale = D ** -0.5
-    draw = lambda heads, rows: torch.randn(B, heads, rows, D, device="cuda", generator=generator).to(dtype)
-    q, k, v, d_o = draw(Hq, Nq), draw(Hkv, Nk), draw(Hkv, Nk), draw(Hq, Nq)
-    problem = steps.problem(q, k, causal=causal, scale=scale)
-    runs = [pass_ for pass_, has in ((fs.FORWARD, step.forward), (fs.BACKWARD, step.backward))
-            if has and not steps.library.why_not(step.id, pass_, fs.GPU, problem)]
-    if not runs:
-        return [], None
-    tensors = q, k, v, d_o, visible(Nq, Nk, causal, q.device), scale
-    expected, baseline, noise = reference(*tensors), unfused(*tensors), rounding(*tensors)
+class Case:
+    """A problem with its tensors, and what is right for it."""
+
+    def __init__(self, shape, D, dtype, generator):
+        B, Hq, Hkv, Nq, Nk, self.causal = shape
+        draw = lambda heads, rows: torch.randn(B, heads, rows, D, device="cuda", generator=generator).to(dtype)
+        self.q, self.k, self.v, self.d_o = draw(Hq, Nq), draw(Hkv, Nk), draw(Hkv, Nk), draw(Hq, Nq)
+        self.name = f"B {B}, heads {Hq}/{Hkv}, {Nq} x {Nk}, D {D}{', causal' if self.causal else ''}"
+        tensors = self.q, self.k, self.v, self.d_o, visible(Nq, Nk, self.causal, "cuda"), D ** -0.5
+        self.expected, self.baseline, self.noise = reference(*tensors), unfused(*tensors), rounding(*tensors)
+
+    def judge(self, results):
+        """Lines that say what is wrong with results by name, and the largest ratio of an error to what is allowed."""
+        wrong, worst = [], 0.0
+        for name, expect, base, unit in zip(("O", "LSE", "dQ", "dK", "dV"), self.expected, self.baseline, self.noise):
+            if name not in results:
+                continue
+            error, base_error = (x.double() - expect for x in (results[name], base))
+            for kind, size in (("norm of the", torch.norm), ("largest", lambda x: x.abs().max())):
+                mine, limit = size(error).item(), 2 * size(base_error).item() + 2 * 2.0 ** -24 * size(unit).item()
+                worst = mine / limit if not mine / limit <= worst else worst  # a NaN is taken, and stays
+                if not mine <= limit:
+                    wrong.append(f"{name}: {kind} error {mine:.2e}, allowed {limit:.2e} at {self.name}")
+        return wrong, worst
+
+
+def results_of_step(steps, step, case):
+    """O and LSE, dQ, dK and dV, as far as the step has the pass and supports the case."""
+    q, k, v, d_o = case.q, case.k, case.v, case.d_o
+    problem = steps.problem(q, k, causal=case.causal)
+    can = lambda pass_: not steps.library.why_not(step.id, pass_, fs.GPU, problem)
     results = {}
-    if fs.FORWARD in runs:
-        results.update(zip(("O", "LSE"), steps.forward(step.id, q, k, v, causal=causal, scale=scale)))
-    if fs.BACKWARD in runs:  # from the chapter's own forward pass where it saves something, else from the baseline's results
-        o, lse, saved = baseline[0], baseline[1], None
+    if step.forward and can(fs.FORWARD):
+        results.update(zip(("O", "LSE"), steps.forward(step.id, q, k, v, causal=case.causal)))
+    if step.backward and can(fs.BACKWARD):  # from the chapter's own forward pass where it saves something
+        o, lse, saved = case.expected[0].detach().to(q.dtype), case.expected[1].float(), None
         if step.saved_by:
-            o, lse, saved = steps.forward(step.saved_by, q, k, v, causal=causal, scale=scale)
-        results.update(zip(("dQ", "dK", "dV"), steps.backward(step.id, q, k, v, o, lse, d_o, saved, causal=causal, scale=scale)))
+            o, lse, saved = steps.forward(step.saved_by, q, k, v, causal=case.causal)
+        results.update(zip(("dQ", "dK", "dV"), steps.backward(step.id, q, k, v, o, lse, d_o, saved, causal=case.causal)))
     torch.cuda.synchronize()
-    wrong, worst = [], 0.0
-    for name, expect, base, unit in zip(("O", "LSE", "dQ", "dK", "dV"), expected, baseline, noise):
-        if name not in results:
-            continue
-        error, base_error = (x.double() - expect for x in (results[name], base))
-        for kind, size in (("norm of the", torch.norm), ("largest", lambda x: x.abs().max())):
-            mine, limit = size(error).item(), 2 * size(base_error).item() + 2 * 2.0 ** -24 * size(unit).item()
-            worst = mine / limit if not mine / limit <= worst else worst  # a NaN is taken, and stays
-            if not mine <= limit:
-                wrong.append(f"{name}: {kind} error {mine:.2e}, allowed {limit:.2e} at B {B}, heads {Hq}/{Hkv}, "
-                             f"{Nq} x {Nk}, D {D}{', causal' if causal else ''}")
-    return wrong, worst
+    return results
+
+
+def results_of_peer(peer, case):
+    """O, dQ, dK and dV of PyTorch's kernel; nothing where it does not take the case (its causal mask is aligned top left)."""
+    if case.causal and case.q.shape[2] != case.k.shape[2]:
+        return {}
+    q, k, v = (t.clone().requires_grad_() for t in (case.q, case.k, case.v))
+    try:
+        with sdpa_kernel([PEERS[peer]]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            o = F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=q.shape[1] != k.shape[1])
+            return dict(zip(("O", "dQ", "dK", "dV"), (o.detach(), *torch.autograd.grad(o, (q, k, v), case.d_o))))
+    except RuntimeError:
+        return {}
+
+
+def check(results_of, dtype, head_dims):
+    """Judges all cases: what is wrong, the largest ratio of an error to what is allowed, how many cases there were."""
+    generator = torch.Generator("cuda").manual_seed(8)
+    wrong, worst, cases = [], 0.0, 0
+    for D in head_dims:
+        for shape in SHAPES:
+            case = Case(shape, D, dtype, generator)
+            if results := results_of(case):
+                found, ratio = case.judge(results)
+                wrong += found
+                worst, cases = ratio if not ratio <= worst else worst, cases + 1
+    return wrong, worst, cases
 
 
 # ---- Fast
@@ -226,20 +262,18 @@ def main():
 
     failed, rows = 0, []
     for step in chosen:
-        generator = torch.Generator("cuda").manual_seed(8)
         for dtype in (TORCH_TYPES[number] for number in step.dtypes):
-            wrong, worst, cases = [], 0.0, 0
-            for D in (D for D in (64, 128, 256) if D in step.head_dims):
-                for shape in SHAPES:
-                    found, ratio = check(steps, step, dtype, D, shape, generator)
-                    wrong += found
-                    if ratio is not None:
-                        worst, cases = ratio if not ratio <= worst else worst, cases + 1
-            failed += bool(wrong) or cases == 0
-            verdict = "ok  " if not wrong and cases else "FAIL"
-            print(f"{verdict} {step.id}, {NAMES[TYPES[dtype]]}: {cases} cases, at most {worst:.2f} of the error allowed", flush=True)
+            head_dims = [D for D in (64, 128, 256) if D in step.head_dims]
+            wrong, worst, cases = check(lambda case: results_of_step(steps, step, case), dtype, head_dims)
+            good = not wrong and cases > 0
+            failed += not good
+            print(f"{'ok  ' if good else 'FAIL'} {step.id}, {NAMES[TYPES[dtype]]}: {cases} cases, at most {worst:.2f} of the error allowed",
+                  flush=True)
             for line in wrong[:5]:
                 print("     " + line)
+    for peer, dtype in (("flash2", torch.bfloat16), ("cudnn", torch.bfloat16), ("efficient", torch.float32)):
+        _, worst, cases = check(lambda case: results_of_peer(peer, case), dtype, (64, 128))
+        print(f"     PyTorch's {peer}, {NAMES[TYPES[dtype]]}, by the same measure: {cases} cases, at most {worst:.2f} of the error allowed")
     if not options.check_only:
         print("\n" + "  ".join(COLUMNS))
         for step in chosen:
