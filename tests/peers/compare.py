@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every step on this GPU beside PyTorch: on the same tensors, is it as right, and is it as fast?
 
-    python3 tests/peers/compare.py build/libflashsteps.so [STEP...] [--csv FILE] [--check-only]
+    python3 tests/peers/compare.py build/libflashsteps.so [STEP...] [--csv FILE] [--errors FILE] [--check-only]
 
 Right: PyTorch's scaled_dot_product_attention in fp64 is the reference. The error of attention operation by operation in
 the step's own precision (products accumulated in fp32; P, O, dS and the gradients rounded) is the measure: of O, LSE, dQ,
@@ -247,6 +247,7 @@ def main():
     parser.add_argument("library")
     parser.add_argument("steps", nargs="*", help="ids or prefixes; none: all that run on this GPU")
     parser.add_argument("--csv", help="write the timings to this file")
+    parser.add_argument("--errors", help="write how near each came to the error allowed to this file")
     parser.add_argument("--check-only", action="store_true", help="no timing")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -260,19 +261,21 @@ def main():
         sys.exit(print("compare.py: no such step in this library for this GPU", file=sys.stderr) or 2)
     print(measured_on())
 
-    failed, rows = 0, []
+    failed, rows, judged = 0, [], []
     for step in chosen:
         for dtype in (TORCH_TYPES[number] for number in step.dtypes):
             head_dims = [D for D in (64, 128, 256) if D in step.head_dims]
             wrong, worst, cases = check(lambda case: results_of_step(steps, step, case), dtype, head_dims)
             good = not wrong and cases > 0
             failed += not good
+            judged.append((step.id, NAMES[TYPES[dtype]], cases, f"{worst:.2f}"))
             print(f"{'ok  ' if good else 'FAIL'} {step.id}, {NAMES[TYPES[dtype]]}: {cases} cases, at most {worst:.2f} of the error allowed",
                   flush=True)
             for line in wrong[:5]:
                 print("     " + line)
     for peer, dtype in (("flash2", torch.bfloat16), ("cudnn", torch.bfloat16), ("efficient", torch.float32)):
         _, worst, cases = check(lambda case: results_of_peer(peer, case), dtype, (64, 128))
+        judged.append((f"PyTorch's {peer}", NAMES[TYPES[dtype]], cases, f"{worst:.2f}"))
         print(f"     PyTorch's {peer}, {NAMES[TYPES[dtype]]}, by the same measure: {cases} cases, at most {worst:.2f} of the error allowed")
     if not options.check_only:
         print("\n" + "  ".join(COLUMNS))
@@ -284,10 +287,12 @@ def main():
                     for row in time_step(steps, step, dtype, D, 1024 if fp32 else 4096, 4096 if fp32 else 16384, causal):
                         rows.append(row)
                         print("  ".join(map(str, row)), flush=True)
-    if options.csv:
-        with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            print(f"{measured_on()}; command: tests/peers/compare.py build/libflashsteps.so --csv FILE", file=file)
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+    for path, option, table in ((options.csv, "--csv", [COLUMNS, *rows]),
+                                (options.errors, "--errors", [("step", "dtype", "cases", "error_over_allowed"), *judged])):
+        if path:
+            with open(path, "w", newline="", encoding="utf-8") as file:
+                print(f"{measured_on()}; command: tests/peers/compare.py build/libflashsteps.so {option} FILE", file=file)
+                csv.writer(file, lineterminator="\n").writerows(table)
     return 1 if failed else 0
 
 
