@@ -9,23 +9,26 @@ A region of docs/*.md or README.md is what stands between two lines of its own,
     <!-- table NAME ARGUMENTS -->
     <!-- end table -->
 
-and is replaced as a whole. The tables there are, with their arguments, are the functions marked @table below:
+and is replaced as a whole. The tables there are, with their arguments, are the functions marked @table in tables.py and, for
+the page of the papers' claims, in claims.py:
 
     counters CHAPTER     h200_ncu_CHAPTER.csv: a row a kernel
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
     shapes CHAPTER PASS  h200_bench_CHAPTER.csv: a row a step and PyTorch kernel, for each head dim and mask; TFLOP/s by length
-    ladder PASS [LAST]   all h200_bench_*.csv: a row a step, N 1k, 2k, 4k; up to chapter LAST
+    ladder PASS [LAST [short]]   all h200_bench_*.csv: a row a step, N 1k, 2k, 4k; up to chapter LAST; sources in one line
     paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet
     counters_compared    h200_counters.csv: where the executor's counters and the GPU's agree, and where not
     passes_02            no data but the copy and fp32 rates: what chapter 02's kernels must compute and move
 
 In the CSV files lines that begin with # say when, where and by which command they were measured; they end as the note
-below the table. A new chapter adds its files under these names, and a region to its page.
+below the table. A new chapter adds its files under these names, and a region to its page. The plots are the functions
+marked @plot in plots.py; they take what the files have.
 """
 import re
 import sys
 from pathlib import Path
 
+import claims  # noqa: F401, it enters its tables
 from measured import ROOT, TableError
 from plots import PLOTS
 from tables import TABLES

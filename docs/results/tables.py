@@ -2,7 +2,7 @@
 import re
 import textwrap
 
-from measured import PEERS, RESULTS, TableError, peer_rows, rates, read, same_shape
+from measured import PEERS, RESULTS, TableError, gpu_and_date, peer_rows, rates, read, same_shape
 
 WIDTH = 160  # of a note's lines
 TABLES = {}
@@ -23,6 +23,14 @@ def number(x, digits=3):
     x = float(f"{x:.{digits}g}")
     decimals = max(0, digits - len(str(int(abs(x)))) if abs(x) >= 1 else digits - 1 - int(f"{x:e}".split("e")[1]))
     return f"{x:,.{decimals}f}"
+
+
+def bytes_text(x):
+    """4 B, 4.19 MB, 17.2 GB, 8.80 TB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if x >= size:
+            return f"{number(x / size)} {unit}"
+    return f"{x:.0f} B" if x else "0"
 
 
 def percent(x):
@@ -153,7 +161,7 @@ def shapes(links, chapter, what):
 
 
 @table
-def ladder(links, what, last="99"):
+def ladder(links, what, last="99", notes="full"):
     """TFLOP/s of every step, full attention, head dim 64."""
     lengths, rows, sources, base = (1024, 2048, 4096), [], [], {}
     dtypes = []
@@ -168,7 +176,7 @@ def ladder(links, what, last="99"):
             tflops = {n: float(by_length[n]["tflops"]) for n in lengths if n in by_length}
             rows.append([f"`{step}`", dtype] + [number(tflops[n]) if n in tflops else "–" for n in lengths]
                         + [number(tflops[2048] / float(base[2048]["tflops"])) if 2048 in tflops and 2048 in base else "–",
-                           number(float(by_length[4096]["scratch_bytes"]) / 1e9) if 4096 in by_length else "–"])
+                           bytes_text(float(by_length[4096]["scratch_bytes"])) if 4096 in by_length else "–"])
             if dtype not in dtypes:
                 dtypes.append(dtype)
         if data:
@@ -181,9 +189,14 @@ def ladder(links, what, last="99"):
             if by_length:
                 rows.append([PEERS[peer], dtype] + [number(float(by_length[n]["tflops"])) if n in by_length else "–" for n in lengths]
                             + [number(float(by_length[2048]["tflops"]) / float(base[2048]["tflops"])) if 2048 in by_length else "–",
-                               number(float(by_length[4096]["peak_extra_mb"]) / 1e3) if 4096 in by_length else "–"])
+                               bytes_text(float(by_length[4096]["peak_extra_mb"]) * 1e6) if 4096 in by_length else "–"])
         sources += [s for s in peer_sources if s not in sources] if peers else []
-    titles = ["step", "precision", "N 1k", "2k", "4k: TFLOP/s", "× 02 at 2k", "scratch at 4k, GB"]
+    titles = ["step", "precision", "N 1k", "2k", "4k: TFLOP/s", "× 02 at 2k", "scratch at 4k"]
+    if notes == "short":
+        files = ", ".join(f"[{name}]({links}{name})" for name, _ in sources)
+        note = textwrap.wrap(f"*{gpu_and_date([name for name, _ in sources])}; with their commands: {files}*", WIDTH, break_long_words=False,
+                             break_on_hyphens=False)
+        return markdown(titles, rows, [], links) + "\n" + "\n".join(note) + "\n"
     return markdown(titles, rows, sources, links)
 
 
