@@ -68,7 +68,8 @@ def ladder():
             seen.add((r["step"], r["dtype"]))
             bars.append((f"{r['step']}, {r['dtype']}", float(r["tflops"]), 0 if r["dtype"] == "fp32" else 2 if r["dtype"] == "bf16" else 4))
     for dtype in ("fp32", "bf16"):
-        bars += [(f"{PEERS[r['peer']]}, {dtype}", float(r["tflops"]), 7) for r in shape(peer_rows(dtype, "forward")[0])]
+        peers = sorted(shape(peer_rows(dtype, "forward")[0]), key=lambda r: list(PEERS).index(r["peer"]))
+        bars += [(f"{PEERS[r['peer']]}, {dtype}", float(r["tflops"]), 7) for r in peers]
     names = [path.name for path in RESULTS.glob("h200_bench_*.csv") if "deterministic" not in path.name]
     return bar_plot("The ladder: forward, N 4,096, 32 heads of 64", "TFLOP/s, logarithmic", bars, logarithmic=True, foot=[gpu_and_date(names)])
 
