@@ -8,6 +8,7 @@ import ctypes
 import math
 import struct
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -141,6 +142,23 @@ def main(path):
             run.call(backward, fs.BACKWARD)
             error = run.worst(("dq", "dk", "dv"))
             check(f"{name}, {backward} backward", error <= GRADIENTS * TOLERANCE[dtype], f": error {error:.1e}")
+
+    # Threads take turns: their results, and their errors, are their own.
+    def one_thread(number, good):
+        for _ in range(3):
+            run = Run(library, cases["plain_17"], fs.FP32)
+            run.call("05/forward", fs.FORWARD)
+            problem = fs.Problem(batch=1, heads=1, kv_heads=1, seq_q=8, seq_k=8, head_dim=1000 + number, dtype=fs.FP32)
+            why = library.why_not("05/forward", fs.FORWARD, fs.CPU, problem)
+            good.append(run.worst(("o", "lse")) <= TOLERANCE[fs.FP32] and f"head dim {1000 + number};" in why)
+
+    good = []
+    threads = [threading.Thread(target=one_thread, args=(number, good)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check("four threads at a time", len(good) == 12 and all(good))
 
     ids = [step.id for step in library.steps()]
     folders = {p.parent.name + "/" + p.stem for p in (ROOT / "steps").glob("[0-9][0-9]_*/*.cu")} | {"01_cpu_attention/attention"}
