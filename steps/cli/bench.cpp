@@ -133,8 +133,10 @@ class Bench {
     prepared.front()->check_guards();
     std::sort(ms.begin(), ms.end());
     const double median = percentile(ms, 0.5);
-    const double bound_ms =
-        1e3 * std::max(flops(p, pass) / matrix_rate(p.dtype), least_bytes(p, pass) / rates_.hbm_bytes);
+    // A GPU without the units for this type has no rate, and no bound.
+    const double rate = matrix_rate(p.dtype);
+    const double bound_ms = 1e3 * std::max(flops(p, pass) / rate, least_bytes(p, pass) / rates_.hbm_bytes);
+    const Row bound = rate > 0 ? Row(bound_ms / median) : Row(nullptr);
     rows_.push_back({{"step", step.id},
                      {"dtype", flash::name_of(p.dtype)},
                      {"head_dim", p.D},
@@ -147,7 +149,7 @@ class Bench {
                      {"ms_p10", percentile(ms, 0.1)},
                      {"ms_p90", percentile(ms, 0.9)},
                      {"tflops", flops(p, pass) / median / 1e9},
-                     {"bound_fraction", bound_ms / median},
+                     {"bound_fraction", bound},
                      {"scratch_bytes", prepared.front()->scratch_bytes()}});
   }
 
@@ -174,18 +176,46 @@ class Bench {
       files.push_back({options_.csv, csv.str()});
     }
     if (!options_.plot.empty()) {
-      std::map<std::string, Series> series;
-      for (const Row& row : rows_) {
-        const std::string name = row["step"].get<std::string>() + " " + row["pass"].get<std::string>();
-        Series& s = series[name];
-        s.name = name;
-        s.points.emplace_back(row["seq"].get<double>(), row["tflops"].get<double>());
-      }
-      std::vector<Series> lines;
-      for (const auto& [name, s] : series) lines.push_back(s);
-      files.push_back({options_.plot, line_plot_svg(gpu_.name(), "sequence length", "TFLOP/s", lines)});
+      files.push_back({options_.plot, line_plot_svg(plot_title(), "sequence length", "TFLOP/s", plot_lines())});
     }
     if (!files.empty()) write_files(files);
+  }
+
+  // The GPU, and what all rows have in common.
+  std::string plot_title() const {
+    const auto shared = [&](const char* column, const auto& text) {
+      const auto& first = rows_.front()[column];
+      const bool same = std::all_of(rows_.begin(), rows_.end(), [&](const Row& r) { return r[column] == first; });
+      return same ? ", " + text(first) : std::string();
+    };
+    return gpu_.name() + shared("pass", [](const auto& pass) { return pass.template get<std::string>(); }) +
+           shared("head_dim", [](const auto& D) { return "head dim " + D.dump(); }) +
+           shared("causal", [](const auto& causal) { return std::string(causal == 1 ? "causal" : "full"); });
+  }
+
+  // A line a step, pass and type, and where there is one a dashed line for the bound.
+  std::vector<Series> plot_lines() const {
+    std::map<std::string, Series> measured, bounds;
+    const auto add = [](std::map<std::string, Series>& lines, const std::string& name, const Row& row, double tflops) {
+      Series& line = lines[name];
+      line.name = name;
+      const double seq = row["seq"].get<double>();
+      if (line.points.empty() || line.points.back().first < seq) line.points.emplace_back(seq, tflops);
+    };
+    for (const Row& row : rows_) {
+      const std::string pass = row["pass"].get<std::string>(), dtype = row["dtype"].get<std::string>();
+      const double tflops = row["tflops"].get<double>();
+      add(measured, row["step"].get<std::string>() + " " + pass + ", " + dtype, row, tflops);
+      if (!row["bound_fraction"].is_null())
+        add(bounds, "bound, " + pass + ", " + dtype, row, tflops / row["bound_fraction"].get<double>());
+    }
+    std::vector<Series> lines;
+    for (const auto& [name, line] : measured) lines.push_back(line);
+    for (auto& [name, line] : bounds) {
+      line.dashed = true;
+      lines.push_back(line);
+    }
+    return lines;
   }
 
   const BenchOptions& options_;

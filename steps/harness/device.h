@@ -58,6 +58,21 @@ Device& cpu_device();
 // The GPU in use, or null; then `why` says in one line what is missing (no CUDA in this build, no driver, no GPU, …).
 Device* gpu_device(std::string* why);
 
+// The number of the GPU that holds this memory. Throws Error where none does, with `name` for what was to be there.
+int gpu_holding(const void* memory, const std::string& name);
+
+// Makes a GPU the calling thread's current one until the end of the scope; with no number leaves it as it is.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(std::optional<int> number);
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+  ~CurrentGpu();
+
+ private:
+  std::optional<int> before_;
+};
+
 // An array in device memory, freed at the end of its scope.
 class Buffer {
  public:

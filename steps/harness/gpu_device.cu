@@ -1,6 +1,7 @@
 // The GPU as a Device: memory with guard zones, transfers, event timing; and the checks before a launch.
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #include "harness/cuda_target.h"
@@ -135,14 +136,16 @@ inline namespace gpu {
 
 // What the GPU in use can do.
 static const cudaDeviceProp& gpu_limits() {
-  static const cudaDeviceProp limits = [] {
-    int device = 0;
-    cudaDeviceProp p{};
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties");
-    return p;
-  }();
-  return limits;
+  static std::mutex mutex;
+  static std::map<int, cudaDeviceProp> known;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  const std::lock_guard lock(mutex);
+  const auto entry = known.find(device);
+  if (entry != known.end()) return entry->second;
+  cudaDeviceProp limits{};
+  check_cuda(cudaGetDeviceProperties(&limits, device), "cudaGetDeviceProperties");
+  return known.emplace(device, limits).first->second;
 }
 
 size_t shared_memory_limit() { return gpu_limits().sharedMemPerBlockOptin; }
@@ -194,6 +197,27 @@ Device* gpu_device(std::string* why) {
   }();
   if (why) *why = reason;
   return device.get();
+}
+
+int gpu_holding(const void* memory, const std::string& name) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, memory), name + ": asking where it lies");
+  if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
+    throw Error(name + ": lies in host memory; the GPU needs it in its own");
+  return attributes.device;
+}
+
+CurrentGpu::CurrentGpu(std::optional<int> number) {
+  if (!number) return;
+  int current = 0;
+  check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == *number) return;
+  check_cuda(cudaSetDevice(*number), "cudaSetDevice");
+  before_ = current;
+}
+
+CurrentGpu::~CurrentGpu() {
+  if (before_) cudaSetDevice(*before_);
 }
 
 }  // namespace flash
