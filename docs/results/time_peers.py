@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Times PyTorch's attention kernels by the protocol of `flashsteps bench`: time_peers.py forward|backward FILE.csv [DTYPE]
+"""Times PyTorch's attention kernels by the protocol of `flashsteps bench`: time_peers.py forward|backward FILE.csv
 
 16,384 tokens in all, hidden size 2,048, N from 512 to 16,384, full and causal, normal random inputs. After 0.2 s of rest
 three launches warm up; then launches are queued one behind the other, each between two CUDA events, and the median
-counts. FLOPs: forward 4·B·H·N²·D, half of it when causal, backward 2.5 times as many. Forward adds rows of 40 launches,
-N 8k and 16k, whose clock is that of a busy chip ("forward, sustained"), and of the shape of FlashAttention-3's ablation.
+counts. FLOPs: forward 4·B·H·N²·D, half of it when causal, backward 2.5 times as many. With
+--sustained forward adds rows of 40 launches, N 8k and 16k, whose clock is that of a busy chip.
 """
+import argparse
 import csv
 import datetime
 import statistics
@@ -35,14 +36,14 @@ def median_ms(call, launches):
     return statistics.median(start.elapsed_time(stop) for start, stop in events[WARM_UP:])
 
 
-def attention(rows, what, dtype, batch, heads, length, head_dim, causal):
+def attention(rows, what, dtype, peers, sustained, batch, heads, length, head_dim, causal):
     q, k, v, grad = (torch.randn(batch, heads, length, head_dim, device="cuda", dtype=dtype) for _ in range(4))
     for tensor in (q, k, v):
         tensor.requires_grad_(what == "backward")
     forward_flops = 4 * batch * heads * length * length * head_dim * (0.5 if causal else 1.0)
     shape = dict(dtype=str(dtype).split(".")[1], head_dim=head_dim, causal=int(causal), seq=length, batch=batch, heads=heads, dropout=0.0)
-    for peer, backend in PEERS.items():
-        with sdpa_kernel([backend]):
+    for peer in peers:
+        with sdpa_kernel([PEERS[peer]]):
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -56,7 +57,7 @@ def attention(rows, what, dtype, batch, heads, length, head_dim, causal):
 
             flops = 2.5 * forward_flops if what == "backward" else forward_flops
             for name, launches in ((what, 11), (what + ", sustained", 40)):
-                if name == what or (what == "forward" and length >= 8192):
+                if name == what or (sustained and length >= 8192):
                     ms = median_ms(call, launches)
                     rows.append(dict(shape, peer=peer, what=name, ms=ms, tflops=flops / ms / 1e9, peak_extra_mb=extra))
             del out
@@ -77,27 +78,30 @@ def ceilings(rows):
 
 
 def main():
-    if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("forward", "backward"):
-        sys.exit(__doc__)
-    what, out, dtype = sys.argv[1], sys.argv[2], getattr(torch, (sys.argv + ["bfloat16"])[3])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["forward", "backward"])
+    parser.add_argument("out")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128, 256])
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--sustained", action="store_true")
+    options = parser.parse_args()
+    what, out, dtype = options.what, options.out, getattr(torch, options.dtype)
     torch.manual_seed(0)
     rows = []
     ceilings(rows)
-    for head_dim in (64, 128, 256):
+    for head_dim in options.head_dims:
         for causal in (False, True):
             for length in LENGTHS:
-                attention(rows, what, dtype, TOKENS // length, HIDDEN // head_dim, length, head_dim, causal)
+                attention(rows, what, dtype, options.peers, options.sustained, TOKENS // length, HIDDEN // head_dim, length, head_dim, causal)
                 torch.cuda.empty_cache()
-    if what == "forward":
-        for ablation_dtype in (torch.float16, torch.bfloat16):
-            attention(rows, what, ablation_dtype, 4, 16, 8448, 128, False)
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
     columns = ["peer", "what", "dtype", "head_dim", "causal", "seq", "batch", "heads", "dropout", "ms", "tflops", "gbps", "peak_extra_mb"]
     with open(out, "w", newline="", encoding="utf-8") as file:
         cudnn = torch.backends.cudnn.version()
         file.write(f"# date {datetime.date.today()}; GPU {torch.cuda.get_device_name()}, driver {driver.stdout.strip()}, CUDA {torch.version.cuda}, "
                    f"PyTorch {torch.__version__}, cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}; "
-                   f"command: docs/results/time_peers.py {what} FILE, in the same call as flashsteps bench (docs/results/measure.sh)\n")
+                   f"command: docs/results/time_peers.py {' '.join([what, 'FILE'] + sys.argv[3:])}, in the same call as flashsteps bench (docs/results/measure.sh)\n")
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
