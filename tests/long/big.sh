@@ -31,6 +31,10 @@ for size in "--batch 1 --heads 65536" "--batch 65536 --heads 2"; do
 done
 big 60 05 06 07 --heads 65536 --kv-heads 32768 --seq 5 --head-dim 64 --sample 300 --dropout 0.1
 
+# Off a tile's end after many tiles; the first call counts.
+big 60 02 03 04 05 06 --heads 24 --seq 4092 --head-dim 32 --sample 300
+big 60 07 08 --heads 24 --seq 4092 --head-dim 64 --sample 300
+
 # A million keys and queries.
 big 60 05/register_tiled --pass forward --heads 1 --seq 1048576 --head-dim 64 --sample 40
 big 60 07 08 --pass forward --heads 1 --seq 1048576 --head-dim 64 --sample 40 --dtype bf16

@@ -1,7 +1,7 @@
 // Runs all kernels, one after the other and again, for some minutes at full rate, and looks at what must not change:
 // every result has the same bits as the first time, and memory, the device's and the host's, does not grow.
 //
-//     build/tests/soak MINUTES [--device gpu|cpu] [--seq N]
+//     build/tests/soak MINUTES [STEP ...] [--device gpu|cpu] [--seq N] [--launches N] [--rounds N] …
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -47,26 +47,39 @@ size_t resident_bytes() {
   return resident * size_t(sysconf(_SC_PAGESIZE));
 }
 
-// All that run on the device: each dtype and pass, causal, the second head dim where there is one.
-std::vector<Case> cases(DeviceKind device, int seq) {
+struct Options {
+  double minutes = 1;
+  cli::StepOption steps;
+  cli::ProblemOptions problem;
+  cli::PassOption pass;
+  cli::DeviceOption device;
+  std::optional<int> launches, rounds;
+};
+
+// All that run on the device: each pass in each precision, causal, with dropout where there is any.
+std::vector<Case> cases(DeviceKind device, const Options& o) {
   std::vector<Case> all;
-  for (const RegisteredStep& step : all_steps())
-    for (const Pass pass : {Pass::forward, Pass::backward})
-      for (const DType dtype : step.info().dtypes) {
+  for (const RegisteredStep* step : select_steps(o.steps.prefixes))
+    for (const Pass pass : o.pass.passes())
+      for (const DType dtype : step->info().dtypes) {
         Problem p;
-        p.B = 2, p.Hq = p.Hkv = 4, p.Nq = p.Nk = seq, p.dtype = dtype;
+        p.B = 2, p.Hq = p.Hkv = 4, p.Nq = p.Nk = device == DeviceKind::gpu ? 1000 : 40, p.dtype = dtype;
         p.scale = default_scale(p.D);
         p.causal = true, p.deterministic = true;  // atomics may add up in another order each time
-        p.dropout = step.info().dropout ? 0.1 : 0;
-        if (!step.has(pass) || step.builds.count(Target::host) || !target_for(step, device, false)) continue;
-        if (why_unsupported(step, p, pass)) continue;
-        all.push_back({&step, pass, p, random_tensors(p, 1)});
+        p.dropout = step->info().dropout ? 0.1 : 0;
+        p = o.problem.apply(p);
+        if (p.dtype != dtype || !step->has(pass) || step->builds.count(Target::host)) continue;
+        if (!target_for(*step, device, false) || why_unsupported(*step, p, pass)) continue;
+        all.push_back({step, pass, p, random_tensors(p, 1)});
       }
+  if (all.empty()) throw Error("no step runs such a problem on this device");
   return all;
 }
 
-int soak(double minutes, Device& device, int seq, int launches) {
-  std::vector<Case> all = cases(device.kind(), seq);
+int soak(const Options& o, Device& device) {
+  const int launches = std::max(1, o.launches.value_or(device.kind() == DeviceKind::gpu ? 40 : 1));
+  const size_t least_rounds = size_t(std::max(3, o.rounds.value_or(3)));
+  std::vector<Case> all = cases(device.kind(), o);
   for (Case& one : all) {
     if (one.pass == Pass::forward || forward_of(*one.step)) continue;
     const RegisteredStep& forward = cli::forward_before(*one.step, one.problem, device.kind());
@@ -102,7 +115,7 @@ int soak(double minutes, Device& device, int seq, int launches) {
     }
     least_free = std::min(least_free, free);
     most_resident = std::max(most_resident, resident);
-  } while (elapsed() < minutes || rounds < 3);
+  } while (elapsed() < o.minutes || rounds < least_rounds);
 
   const double device_grew = (double(free_at_first) - double(least_free)) / 1e6;
   const double host_grew = (double(most_resident) - double(resident_at_first)) / 1e6;
@@ -120,19 +133,20 @@ int soak(double minutes, Device& device, int seq, int launches) {
 
 int main(int argc, char** argv) {
   CLI::App app{"Runs all kernels for some minutes: results keep their bits, memory does not grow."};
-  double minutes = 1;
-  cli::DeviceOption device;
-  int seq = 0, launches = 0;
-  app.add_option("MINUTES", minutes, "How long")->required();
-  device.add_to(app);
-  app.add_option("--seq", seq, "Sequence length; default 1000 on a GPU, 40 on the CPU");
-  app.add_option("--launches", launches, "Launches between two looks at the result; default 40 on a GPU, 1 on the CPU");
+  Options o;
+  app.add_option("MINUTES", o.minutes, "How long")->required();
+  o.steps.add_to(app);
+  o.device.add_to(app);
+  o.problem.add_shape_to(app);
+  o.problem.add_rest_to(app);
+  o.pass.add_to(app);
+  cli::add_number(app, "--launches", o.launches, "Launches between two looks at a result; 40 on a GPU, 1 on the CPU");
+  cli::add_number(app, "--rounds", o.rounds, "Rounds over all kernels at least; 3");
   CLI11_PARSE(app, argc, argv);
   try {
-    const cli::ChosenDevice chosen = cli::choose_device(device.choice);
-    const bool gpu = chosen.device->kind() == DeviceKind::gpu;
+    const cli::ChosenDevice chosen = cli::choose_device(o.device.choice);
     std::cout << chosen.sentence << std::endl;
-    return soak(minutes, *chosen.device, seq > 0 ? seq : gpu ? 1000 : 40, launches > 0 ? launches : gpu ? 40 : 1);
+    return soak(o, *chosen.device);
   } catch (const std::exception& e) {
     std::cerr << "soak: " << e.what() << "\n";
     return 2;
