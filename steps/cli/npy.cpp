@@ -178,6 +178,7 @@ Array4 parse_npy(const std::string& path, const std::string& bytes) {
   Array4 array;
   std::copy_n(header.shape.begin(), 4, array.shape.begin());
   array.values.resize(count);
+  if (count == 0) return array;  // the other sizes may be anything
   const auto& n = array.shape;
   const char* data = bytes.data() + header.data_begin;
   size_t i = 0;
