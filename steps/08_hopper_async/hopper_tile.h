@@ -37,19 +37,23 @@ struct alignas(1024) Tile {
   T panel[D / 64][kRows][64];
 };
 
+// What decides about the order of the work.
+struct Order {
+  Problem p;
+  int heads;           // of Q, over the batch too
+  int q_tiles, tiles;  // of a head, of all
+  int head_group;      // how many heads are worked on at a time when causal
+};
+
 // What a kernel is told. TMA wants its tensor maps in the parameters of the kernel, so all of it is one parameter.
 template <class T>
-struct Arguments {
+struct Arguments : Order {
   TensorMap Q, K, V;                  // [heads][rows][D], batch and heads as one axis
   const T *Q_rows, *K_rows, *V_rows;  // the same for plain loads
   T* O;
   float* LSE;
-  Problem p;
   float scale, scale_log2;  // |scale| and |scale| · log2(e)
   bool negative;            // scale < 0: the kernel turns the signs of Q
-  int heads;                // of Q, over the batch too
-  int q_tiles, tiles;       // of a head, of all
-  int head_group;           // how many heads are worked on at a time when causal
 };
 
 // ---- The order of the work: which rows of which head tile number `tile` of the output is, and how many key tiles it
@@ -57,8 +61,8 @@ struct Arguments {
 struct Work {
   int head, kv_head, row0, key_tiles;
 };
-template <class Shape, class T>
-__device__ __forceinline__ Work work_of(int tile, const Arguments<T>& a) {
+template <class Shape>
+__device__ __forceinline__ Work work_of(int tile, const Order& a) {
   if (tile >= a.tiles) return {.head = -1, .kv_head = 0, .row0 = 0, .key_tiles = 0};
   Work w;
   w.head = tile / a.q_tiles, w.row0 = tile % a.q_tiles * Shape::Br;
@@ -103,15 +107,14 @@ __device__ __forceinline__ void start_weighted_sum(float (&O)[Shape::D / 2], con
 __device__ constexpr int row_of(int i) { return i >> 1 & 1; }
 
 // How many keys a row sees; rows past the last, which a tile may have, too.
-template <class T>
-__device__ __forceinline__ int seen_by(const Arguments<T>& a, int row) {
+__device__ __forceinline__ int seen_by(const Order& a, int row) {
   return min(keys_seen(a.p, row), a.p.Nk);
 }
 
 // How many of the key tiles, from the first, need no mask in this warpgroup, whose first row is `row`; and before
 // which, as tiles go from the last to the first, every row has seen a key.
-template <class Shape, class T>
-__device__ __forceinline__ int whole_tiles(const Arguments<T>& a, int row) {
+template <class Shape>
+__device__ __forceinline__ int whole_tiles(const Order& a, int row) {
   return max(seen_by(a, row) - 1, 0) / Shape::Bc;
 }
 
@@ -267,10 +270,25 @@ __device__ __forceinline__ void store_output(float (&O)[Shape::D / 2], const flo
 
 // ---- For the host.
 template <class Shape>
+Order order_of(const Problem& p) {
+  static_assert(kRegistersSuffice<Shape>);
+  Order order{};
+  order.p = p;
+  order.q_tiles = ceil_div(p.Nq, Shape::Br);
+  order.tiles = int(checked_grid_length(size_t(order.q_tiles) * p.query_heads()));
+  // Heads whose keys and values L2 can hold, 32 MB, in groups of equal size.
+  const size_t key_bytes = Shape::D * 2 * sizeof(typename Shape::T);
+  const size_t head_bytes = std::max(size_t(p.Nk) * key_bytes / (p.Hq / p.Hkv), size_t(1));
+  const size_t heads = p.query_heads(), most = std::clamp((size_t(33) << 20) / head_bytes, size_t(1), heads);
+  order.heads = int(heads), order.head_group = int(ceil_div(heads, ceil_div(heads, most)));
+  return order;
+}
+
+template <class Shape>
 Arguments<typename Shape::T> arguments_of(const Problem& p, const Tensors& t) {
   using T = typename Shape::T;
-  static_assert(kRegistersSuffice<Shape>);
   Arguments<T> a{};
+  static_cast<Order&>(a) = order_of<Shape>(p);
   const unsigned q_size[3] = {unsigned(Shape::D), unsigned(p.Nq), unsigned(p.query_heads())};
   const unsigned kv_size[3] = {unsigned(Shape::D), unsigned(std::max(p.Nk, 1)), unsigned(p.kv_heads())};
   a.Q = tensor_map<T>(t.Q, q_size, Shape::Br);
@@ -278,16 +296,10 @@ Arguments<typename Shape::T> arguments_of(const Problem& p, const Tensors& t) {
   a.V = tensor_map<T>(p.Nk > 0 ? t.V : t.Q, kv_size, Shape::Bc);
   a.Q_rows = static_cast<const T*>(t.Q), a.K_rows = static_cast<const T*>(t.K);
   a.V_rows = static_cast<const T*>(t.V), a.O = static_cast<T*>(t.O), a.LSE = static_cast<float*>(t.LSE);
-  a.p = p;
   a.negative = p.scale < 0;
   // Scale 0 would make NaN of a masked −∞; the smallest number there is makes every visible score 0 just as well.
   a.scale = std::max(float(std::fabs(p.scale)), FLT_TRUE_MIN);
   a.scale_log2 = std::max(float(std::fabs(p.scale) * 1.4426950408889634), FLT_TRUE_MIN);
-  a.q_tiles = ceil_div(p.Nq, Shape::Br), a.tiles = int(checked_grid_length(size_t(a.q_tiles) * p.query_heads()));
-  // Heads whose keys and values L2 can hold, 32 MB, in groups of equal size.
-  const size_t head_bytes = std::max(size_t(p.Nk) * Shape::D * 2 * sizeof(T) / (p.Hq / p.Hkv), size_t(1));
-  const size_t heads = p.query_heads(), most = std::clamp((size_t(33) << 20) / head_bytes, size_t(1), heads);
-  a.heads = int(heads), a.head_group = int(ceil_div(heads, ceil_div(heads, most)));
   return a;
 }
 

@@ -94,7 +94,7 @@ class Plan {
       for (int D : dims)
         for (const Problem& awkward : awkward_problems(D)) problems.push_back(options_.problem.apply(awkward));
     }
-    if (options_.problem.dtype) return problems;
+    if (options_.problem.dtype || options_.problem.quantises()) return problems;
     std::vector<Problem> in_each_type;
     for (DType type : step.info().dtypes)
       for (Problem p : problems) {
@@ -120,6 +120,9 @@ std::string repeat_command(const Item& item, const CheckOptions& o) {
        << " --dtype " << flash::name_of(p.dtype);
   if (p.causal) text << " --causal";
   if (p.deterministic) text << " --deterministic";
+  if (p.quantisation.from != DType::bf16) text << " --from " << flash::name_of(p.quantisation.from);
+  if (!p.quantisation.tile_scales) text << " --tensor-scales";
+  if (!p.quantisation.rotation) text << " --no-rotation";
   text.precision(17);
   if (p.scale != default_scale(p.D)) text << " --scale " << p.scale;
   if (p.dropout > 0) text << " --dropout " << p.dropout;

@@ -21,7 +21,14 @@ class PreparedStep {
                const HostTensors& inputs);
 
   // Launches the pass; on a GPU it may still be running when this returns.
-  void launch() const { run_(problem_, tensors_, nullptr); }
+  void launch() const {
+    if (quantise_) launch_quantisation();
+    launch_pass();
+  }
+  // The two parts of it, where a step quantises.
+  bool quantises() const { return quantise_ != nullptr; }
+  void launch_quantisation() const { quantise_(problem_, tensors_, nullptr); }
+  void launch_pass() const { run_(problem_, tensors_, nullptr); }
 
   // Waits for the launches, verifies the guard zones and copies back the results: O and LSE, or dQ, dK and dV; and with
   // these O and LSE too, where the chapter's forward pass was run for them.
@@ -39,7 +46,7 @@ class PreparedStep {
   Device& device_;
   Problem problem_;
   Pass pass_;
-  RunPass run_ = nullptr;
+  RunPass run_ = nullptr, quantise_ = nullptr;
   bool ran_forward_ = false;
   DType lse_type_;
   std::vector<Buffer> buffers_;

@@ -1,0 +1,302 @@
+// From bf16 or fp32 to e4m3, for fp8.cu: a power of two as the scale of each tile, Q and K rotated, V transposed.
+//
+// Page: docs/08_hopper_async.md, "Eight bits".
+#pragma once
+#include <cmath>
+
+#include "harness/philox.h"
+#include "harness/wgmma.h"
+
+namespace {
+using namespace flash;
+
+constexpr int kRowsOfScale = 64;  // of Q: a warpgroup's
+
+// What quantising leaves for the attention. Scales: what e4m3 is to be multiplied by.
+struct Quantised {
+  uint8_t *Q, *K;     // [heads][rows][D]
+  uint8_t* V;         // [heads][D][pitch], keys in the order of word_of_keys()
+  float* q_scale;     // [heads][tiles of 64 rows]
+  float *k_scale, *v_scale;  // [heads][tiles of Bc keys]
+  float* largest;     // numbers in Q, K and V, for tensor scales; then each head's largest scale of V
+};
+
+__host__ __device__ inline int pitch_of(int keys) { return ceil_div(keys, 16) * 16; }  // TMA wants multiples of 16 bytes
+
+// The smallest power of two that brings numbers up to `largest` into the range of e4m3, ±448. Multiplying by it is
+// exact, and e4m3, a floating-point format, has as many digits after it as with any other scale.
+__device__ inline float scale_for(float largest) {
+  const unsigned up = (__float_as_uint(largest / 448.0f) + 0x7fffff) & 0x7f800000;
+  return __uint_as_float(max(up, 0x00800000u));  // 2^-126 for zeros
+}
+
+// x · factor. e4m3 has NaN, but no ∞: an ∞ becomes a NaN, and whoever meets it looks at the given numbers.
+__device__ inline float nan_for_infinite(float x, float factor = 1.0f) { return fmaf(x, 0.0f, x * factor); }
+
+// For numbers that are at least 0, whose bits are ordered as they are.
+__device__ inline void raise_to(float* largest, float x) {
+  atomicMax(reinterpret_cast<int*>(largest), __float_as_int(x));
+}
+
+// Eight neighbours of a row, as they lie in memory.
+template <class T>
+struct Eight {
+  uint32_t word[2 * sizeof(T)];
+};
+template <class T>
+__device__ __forceinline__ Eight<T> load_eight(const T* from, bool inside) {
+  Eight<T> eight;
+#pragma unroll
+  for (int i = 0; i < int(sizeof(T)) / 2; i++) {
+    const uint4 four = inside ? reinterpret_cast<const uint4*>(from)[i] : make_uint4(0, 0, 0, 0);
+    eight.word[4 * i] = four.x, eight.word[4 * i + 1] = four.y;
+    eight.word[4 * i + 2] = four.z, eight.word[4 * i + 3] = four.w;
+  }
+  return eight;
+}
+template <class T>
+__device__ __forceinline__ float number(const Eight<T>& eight, int i) {
+  if constexpr (sizeof(T) == 4) return __uint_as_float(eight.word[i]);
+  return __uint_as_float(i % 2 ? eight.word[i / 2] & 0xffff0000u : eight.word[i / 2] << 16);
+}
+
+// The largest of all threads' x. `part` is 16 floats of shared memory that nobody else has used since the last but one
+// barrier.
+__device__ __forceinline__ float block_max(float x, float* part) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+  __syncthreads();
+  for (int warp = 0; warp < int(blockDim.x) / 32; warp++) x = fmaxf(x, part[warp]);
+  return x;
+}
+
+// Where scales come from: each tile's own numbers; or those of the whole tensor, which a launch before has measured.
+enum class Scales { of_tiles, measure, of_tensor };
+
+// ---- Q and K: four threads a row, a block a tile of blockDim / 4 rows and one scale. The kernels of this file run beside
+// one another (launch_early), and wait for the one before them at the latest at their end.
+template <class T>
+struct Rows {
+  const T* from;  // [heads][rows][D]
+  uint8_t* to;
+  float *scale, *largest;
+  int rows, tiles_of_head;
+  unsigned tiles;
+  bool rotate;
+  uint32_t minus[8];  // which columns change their sign, before the rotation: a bit for each
+};
+
+// x becomes x H: a row times the Hadamard matrix of D × D, all whose elements are ±1. It is made of log2(D) rounds of
+// sums and differences of pairs: of columns of one thread (`k` of its pieces of eight, and those pieces), then of two
+// threads' columns.
+template <int kPieces>
+__device__ __forceinline__ void rotate(float (&x)[kPieces][8]) {
+#pragma unroll
+  for (int bit = 1; bit < 8 * kPieces; bit *= 2)
+#pragma unroll
+    for (int i = 0; i < 8 * kPieces; i++) {
+      if (i & bit) continue;
+      float &a = x[i / 8][i % 8], &b = x[(i | bit) / 8][(i | bit) % 8];
+      const float sum = a + b;
+      b = a - b, a = sum;
+    }
+#pragma unroll
+  for (int lane = 1; lane < 4; lane *= 2) {
+    const float sign = threadIdx.x & lane ? -1.0f : 1.0f;
+#pragma unroll
+    for (int i = 0; i < 8 * kPieces; i++)
+      x[i / 8][i % 8] = fmaf(x[i / 8][i % 8], sign, __shfl_xor_sync(~0u, x[i / 8][i % 8], lane));
+  }
+}
+
+// Registers that a thread keeps of its row, as floats, and of the next one as it lies in memory, which is on its way
+// while this one is rotated; if that is not too much.
+template <class T, int D>
+constexpr int kFetched = D / 16 * int(sizeof(T));
+template <class T, int D>
+constexpr int kKept = D / 4;
+template <class T, int D>
+constexpr bool kFetchAhead = kFetched<T, D> + kKept<T, D> <= 96;
+template <class T, int D>
+constexpr int kBlocks = kFetched<T, D> + kKept<T, D> <= 48 ? 2 : 1;  // of 512 threads, on a multiprocessor
+
+template <class T, int D>
+__global__ void __launch_bounds__(512, kBlocks<T, D>) quantise_rows(const Rows<T> r, Scales scales) {
+  constexpr int kPieces = D / 32;  // of a row that a thread has: columns 32 i + 8 t + 0 … 7
+  __shared__ float part[2][16];
+  __shared__ uint32_t minus[8];
+  const int rows_of_tile = blockDim.x / 4, t = threadIdx.x % 4;
+  grid_dependency_launch();
+  if (scales == Scales::of_tensor) grid_dependency_wait();
+
+  const auto row_of_tile = [&](unsigned tile) {
+    return int(tile % unsigned(r.tiles_of_head)) * rows_of_tile + int(threadIdx.x) / 4;
+  };
+  const auto place_of = [&](unsigned tile) {
+    return (size_t(tile / unsigned(r.tiles_of_head)) * r.rows + row_of_tile(tile)) * D + 8 * t;
+  };
+  Eight<T> fetched[kPieces];
+  const auto fetch = [&](unsigned tile) {
+    const bool inside = tile < r.tiles && row_of_tile(tile) < r.rows;
+#pragma unroll
+    for (int i = 0; i < kPieces; i++) fetched[i] = load_eight(r.from + (inside ? place_of(tile) + 32 * i : 0), inside);
+  };
+
+  if (kFetchAhead<T, D>) fetch(blockIdx.x);
+#pragma unroll
+  for (int i = 0; i < D / 32; i++)
+    if (threadIdx.x == unsigned(i)) minus[i] = r.minus[i];
+  __syncthreads();
+  for (unsigned tile = blockIdx.x, turn = 0; tile < r.tiles; tile += gridDim.x, turn ^= 1) {
+    if (!kFetchAhead<T, D>) fetch(tile);
+    float x[kPieces][8];
+#pragma unroll
+    for (int i = 0; i < 8 * kPieces; i++) {
+      const uint32_t sign = minus[i / 8] >> 8 * t << (31 - i % 8) & 0x80000000u;
+      x[i / 8][i % 8] = __uint_as_float(__float_as_uint(number(fetched[i / 8], i % 8)) ^ sign);
+    }
+    if (kFetchAhead<T, D>) fetch(tile + gridDim.x);
+    if (r.rotate) rotate(x);
+
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8 * kPieces; i++) {
+      x[i / 8][i % 8] = nan_for_infinite(x[i / 8][i % 8]);
+      most = fmaxf(most, fabsf(x[i / 8][i % 8]));  // of a NaN and a number, the number
+    }
+    most = block_max(most, part[turn]);
+    if (scales == Scales::measure) {
+      grid_dependency_wait();
+      if (threadIdx.x == 0) raise_to(r.largest, most);
+      continue;
+    }
+
+    const float scale = scale_for(scales == Scales::of_tensor ? *r.largest : most), inverse = 1.0f / scale;
+    if (threadIdx.x == 0) r.scale[tile] = scale;
+    if (row_of_tile(tile) >= r.rows) continue;
+#pragma unroll
+    for (int i = 0; i < kPieces; i++) {
+      const float(&y)[8] = x[i];
+      *reinterpret_cast<uint2*>(r.to + place_of(tile) + 32 * i) =
+          make_uint2(pack_e4m3(y[0] * inverse, y[1] * inverse, y[2] * inverse, y[3] * inverse),
+                     pack_e4m3(y[4] * inverse, y[5] * inverse, y[6] * inverse, y[7] * inverse));
+    }
+  }
+  grid_dependency_wait();
+}
+
+// ---- V: a block a tile of Bc keys. e4m3 operands of wgmma are K-major, so O = P V needs Vᵀ, where neighbours in memory
+// are neighbours along the keys. And P: a thread that has S of keys 2t, 2t + 1, 2t + 8, 2t + 9 of 16 has to bring, as the
+// left operand, four neighbours along the keys. A sum over keys may take them in any order; these four are made
+// neighbours, the t-th word of 16 bytes.
+__device__ inline int first_key_of_word(int word) { return word / 4 * 16 + word % 4 * 2; }
+
+template <class T>
+struct Columns {
+  const T* from;  // [heads][keys][D]
+  uint8_t* to;    // [heads][D][pitch]
+  float *scale, *largest, *largest_scale;
+  int keys, tiles_of_head;
+};
+
+template <int D, int Bc>
+constexpr int kColumnThreads = Bc / 4 * (D / 8) < 512 ? Bc / 4 * (D / 8) : 512;
+
+template <int D, int Bc>
+constexpr int kColumnUnits = Bc / 4 * (D / 8) / kColumnThreads<D, Bc>;
+
+template <class T, int D, int Bc>
+__global__ void __launch_bounds__(kColumnThreads<D, Bc>, sizeof(T) * kColumnUnits<D, Bc> == 2 ? 2 : 1)
+    quantise_columns(const Columns<T> v, Scales scales) {
+  constexpr int kThreads = kColumnThreads<D, Bc>, kWords = Bc / 4, kUnits = kColumnUnits<D, Bc>;
+  __shared__ uint32_t transposed[D][kWords + 1];  // an odd distance: no bank conflicts
+  __shared__ float part[16];
+  const int head = blockIdx.x / v.tiles_of_head, key0 = blockIdx.x % v.tiles_of_head * Bc;
+  grid_dependency_launch();
+  if (scales == Scales::of_tensor) grid_dependency_wait();
+
+  // A unit is four keys of eight columns. A warp has 8 words of keys, 32 columns.
+  const int word = threadIdx.x / 4 % kWords, column = (threadIdx.x / 4 / kWords * 4 + threadIdx.x % 4) * 8;
+  constexpr int kNextUnit = kThreads / kWords * 8;  // columns further
+  Eight<T> given[kUnits][4];
+  float most = 0.0f;
+#pragma unroll
+  for (int unit = 0; unit < kUnits; unit++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int key = key0 + first_key_of_word(word) + (i & 1) + (i & 2) * 4;
+      const bool inside = key < v.keys;
+      const size_t at = inside ? (size_t(head) * v.keys + key) * D + column : 0;
+      given[unit][i] = load_eight(v.from + at + unit * kNextUnit, inside);
+    }
+#pragma unroll
+  for (int unit = 0; unit < kUnits; unit++)
+#pragma unroll
+    for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(nan_for_infinite(number(given[unit][i / 8], i % 8))));
+  most = block_max(most, part);
+
+  const float scale = scale_for(scales == Scales::of_tensor ? *v.largest : most), inverse = 1.0f / scale;
+  if (scales != Scales::measure) {
+#pragma unroll
+    for (int unit = 0; unit < kUnits; unit++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const auto x = [&](int key) { return nan_for_infinite(number(given[unit][key], i), inverse); };
+        transposed[column + unit * kNextUnit + i][word] = pack_e4m3(x(0), x(1), x(2), x(3));
+      }
+    __syncthreads();
+    const int lane = threadIdx.x % 32, pitch = pitch_of(v.keys);
+    if (lane < kWords && key0 + 4 * lane < pitch)
+      for (int d = threadIdx.x / 32; d < D; d += kThreads / 32)
+        *reinterpret_cast<uint32_t*>(v.to + (size_t(head) * D + d) * pitch + key0 + 4 * lane) = transposed[d][lane];
+  }
+  grid_dependency_wait();
+  if (threadIdx.x > 0) return;
+  if (scales == Scales::measure) return raise_to(v.largest, most);
+  v.scale[blockIdx.x] = scale;
+  raise_to(v.largest_scale + head, scale);
+}
+
+// The largest numbers begin at 0.
+__global__ void clear_largest(float* largest, int count) {
+  grid_dependency_launch();
+  for (int i = threadIdx.x; i < count; i += blockDim.x) largest[i] = 0.0f;
+}
+
+// ---- For the host. Bc: how many keys the attention takes at a time, and have a scale in common.
+template <class T, int D, int Bc>
+void quantise_from(const Problem& p, const Tensors& t, const Quantised& to, Stream stream) {
+  Rows<T> q{}, k{};
+  q.from = static_cast<const T*>(t.Q), q.to = to.Q, q.scale = to.q_scale, q.largest = to.largest;
+  q.rows = p.Nq, q.tiles_of_head = ceil_div(p.Nq, kRowsOfScale), q.rotate = p.quantisation.rotation;
+  q.tiles = checked_grid_length(size_t(q.tiles_of_head) * p.query_heads());
+  k.from = static_cast<const T*>(t.K), k.to = to.K, k.scale = to.k_scale, k.largest = to.largest + 1;
+  k.rows = p.Nk, k.tiles_of_head = ceil_div(p.Nk, Bc), k.rotate = p.quantisation.rotation;
+  k.tiles = checked_grid_length(size_t(k.tiles_of_head) * p.kv_heads());
+  // Random signs before the rotation: no row of ones is brought into one column by it. The signs of Q are turned where
+  // scale < 0.
+  for (unsigned i = 0; i < 8; i++) {
+    const uint4 four = philox4x32_10(make_uint4(i / 4, 0, 0, 0), make_uint2(0, 0));
+    const uint32_t random = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+    k.minus[i] = p.quantisation.rotation ? random : 0;
+    q.minus[i] = p.scale < 0 ? ~k.minus[i] : k.minus[i];
+  }
+  const Columns<T> v{static_cast<const T*>(t.V), to.V,       to.v_scale, to.largest + 2, to.largest + 3,
+                     p.Nk,                       k.tiles_of_head};
+
+  launch(clear_largest, 1, 256, 0, stream, to.largest, int(3 + p.kv_heads()));
+  const auto go = [&](Scales scales) {
+    const auto rows = [&](const Rows<T>& x, unsigned threads) {
+      const unsigned blocks = unsigned(kBlocks<T, D> * multiprocessors()) * (512 / threads);
+      launch_early(quantise_rows<T, D>, std::min(x.tiles, blocks), threads, 0, stream, x, scales);
+    };
+    rows(q, 4 * kRowsOfScale);
+    rows(k, 4 * Bc);
+    launch_early(quantise_columns<T, D, Bc>, k.tiles, kColumnThreads<D, Bc>, 0, stream, v, scales);
+  };
+  if (!p.quantisation.tile_scales) go(Scales::measure);
+  go(p.quantisation.tile_scales ? Scales::of_tiles : Scales::of_tensor);
+}
+
+}  // namespace
