@@ -1,5 +1,7 @@
 // What docs/08_hopper_async.md counts: bytes of global memory that each kernel asks for. TMA counts what lies inside
 // the tensor.
+#include <algorithm>
+
 #include "harness/closed_forms.h"
 
 namespace {
@@ -36,6 +38,33 @@ std::vector<KernelBytes> overlapped(const Problem& p) {
   return kernels;
 }
 
+// Quantising reads everything once and writes it in bytes, with a scale for 64 rows of Q and for each tile of K and V,
+// and raises each head's largest scale of V; V has its keys rounded up to 16. The attention asks for boxes of V of 128
+// keys, also where tiles have 96, and for the scales of the tiles; Q's for each warpgroup, V's largest once.
+std::vector<KernelBytes> fp8(const Problem& p) {
+  const bool four = p.D == 64 && (p.causal || p.Nk <= 2048), two = p.D == 256 || (p.D == 128 && !p.causal && p.Nk < 1024);
+  const int Br = four ? 256 : two ? 128 : 192, Bc = four ? 64 : two || p.D == 64 ? 128 : 96, box = four ? 64 : 128;
+  const double q_heads = double(p.query_heads()), kv_heads = double(p.kv_heads()), from = double(bytes_of(input_dtype(p)));
+  const double q = double(p.q_elements()), kv = double(p.kv_elements());
+  const int pitch = (p.Nk + 15) / 16 * 16, key_tiles = (p.Nk + Bc - 1) / Bc;
+  double tiles = 0, read = 0;
+  for (int query0 = 0; query0 < p.Nq; query0 += Br) {
+    const int end = std::min(query0 + Br, p.Nq), seen = int(keys_seen_by(p, end - 1));
+    tiles++;
+    if (seen == 0) continue;
+    read += (end - query0) * p.D + Br / 64 * 4 + 4;
+    for (int key0 = 0; key0 < seen; key0 += Bc)
+      read += std::min(Bc, p.Nk - key0) * p.D + std::min(box, pitch - key0) * p.D + 8;
+  }
+  std::vector<KernelBytes> kernels = {
+      {"clear_largest", 0, 4 * (3 + kv_heads)},
+      {"quantise_rows", from * (q + kv), q + kv + 4 * (q_heads * ((p.Nq + 63) / 64) + kv_heads * key_tiles)},
+      {"quantise_columns", from * kv, kv_heads * (p.D * pitch + 8 * key_tiles)},
+      {"fp8", q_heads * read, q_heads * p.Nq * (2 * p.D + 4) + (p.causal ? 4 * q_heads * tiles : 0)}};
+  if (p.causal) kernels.push_back({"start_counting", 0, 4});
+  return kernels;
+}
+
 // A block keeps 128 keys: K and V once, and for each query head of the group the tiles that see one of them: Q, dO, and
 // LSE and D for whole tiles. Each tile of dQ goes to the sum in fp32.
 std::vector<KernelBytes> backward(const Problem& p) {
@@ -61,6 +90,7 @@ const ClosedFormRegistration forms[] = {{__FILE__, kTmaWgmma, Pass::forward, in_
                                         {__FILE__, kWarpSpecialized, Pass::forward, in_turn<kWarpSpecialized>},
                                         {__FILE__, kPingpong, Pass::forward, in_turn<kPingpong>},
                                         {__FILE__, "overlapped", Pass::forward, overlapped},
+                                        {__FILE__, "fp8", Pass::forward, fp8},
                                         {__FILE__, "backward", Pass::backward, backward}};
 
 }  // namespace

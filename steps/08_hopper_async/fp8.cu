@@ -52,8 +52,8 @@ struct Shared {
   uint8_t V[Shape::kStages][Shape::D][Shape::kKeys];
   Mbarrier q_full, q_empty;
   Mbarrier k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
+  alignas(16) Work work;           // to which Q belongs
   float2 factors[Shape::kStages];  // of the tile of K there: of its scores; and the log2 of its V's scale
-  Work work;                       // to which Q belongs
   float q_scale[Shape::kConsumers], v_scale;
 };
 
