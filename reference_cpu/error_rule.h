@@ -42,8 +42,8 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
 
 // Baselines of e4m3: unfused attention on Q, K and V that have been rounded to e4m3 with one scale each, the largest
 // number becoming 448 or a little less. With so few bits one scale may happen to suit a few numbers: a score that comes
-// out exact by chance would allow no error at all. So there are eight, their scales 2^(1/8) apart, from 1 to 2^(7/8).
-constexpr int kE4m3Baselines = 8;
+// out exact by chance would allow no error at all. So there are sixteen, their scales 2^(1/16) apart.
+constexpr int kE4m3Baselines = 16;
 Inputs rounded_to_e4m3(const Inputs& inputs, int baseline);
 
 // The oracle's and the baseline's answer to a problem, computed once and compared with any number of steps. The oracle

@@ -18,19 +18,20 @@
 
 namespace {
 
-// Three choices more: whether warpgroups take turns, and whether exponentials use the maximum of the tiles before.
-template <int D_, int kConsumers_, int Bc_, int kStages_, bool kTurns_, bool kAhead_>
-struct Fp8Shape : Shape<__nv_fp8_e4m3, D_, kConsumers_, Bc_, kStages_> {
+// Two choices more: whether warpgroups take turns, and whether exponentials use the maximum of the tiles before.
+template <int D_, int kConsumers_, int Bc_, int kStages_, bool kCausal_, bool kTurns_, bool kAhead_>
+struct Fp8Shape : Shape<__nv_fp8_e4m3, D_, kConsumers_, Bc_, kStages_, kCausal_> {
   static constexpr bool kTurns = kTurns_, kAhead = kAhead_;
   static constexpr int kRow = D_ < 128 ? D_ : 128;     // bytes of a row of Q and K in shared memory, …
   static constexpr int kKeys = Bc_ <= 64 ? 64 : 128;  // … and of Vᵀ, of which only Bc are used
+  static constexpr int kQScales = (64 * kConsumers_ - 1) / Bc_ + 1 + (64 * kConsumers_ % Bc_ != 0);  // of Br rows
 };
 
 // With D 256 the consumers' O, S and P take 224 registers.
-template <int kStages, bool kTurns, bool kAhead>
-constexpr int kProducerRegisters<Fp8Shape<256, 2, 128, kStages, kTurns, kAhead>> = 24;
-template <int kStages, bool kTurns, bool kAhead>
-constexpr int kConsumerRegisters<Fp8Shape<256, 2, 128, kStages, kTurns, kAhead>> = 240;
+template <bool kCausal, bool kTurns>
+constexpr int kProducerRegisters<Fp8Shape<256, 2, 128, 2, kCausal, kTurns, false>> = 24;
+template <bool kCausal, bool kTurns>
+constexpr int kConsumerRegisters<Fp8Shape<256, 2, 128, 2, kCausal, kTurns, false>> = 240;
 
 template <class Shape>
 constexpr int kThreads = 128 * (1 + Shape::kConsumers);  // warpgroup 0 is the producer
@@ -38,23 +39,33 @@ constexpr int kThreads = 128 * (1 + Shape::kConsumers);  // warpgroup 0 is the p
 struct Fp8Arguments : Order {
   TensorMap Q, K, V;                        // e4m3: [heads][rows][D], V [heads][D][pitch]
   const uint8_t* K_rows;                    // the same for plain loads
-  const float *q_scale, *k_scale, *v_scale, *largest_v_scale;
+  const float *q_scale, *largest_v_scale;
+  const float2* kv_scale;                   // of tiles of Bc keys: of K, of V
   const void *given_Q, *given_K, *given_V;  // [heads][rows][D], fp32 or bf16
   __nv_bfloat16* O;
   float* LSE;
   float scale_log2;  // |scale| · log2(e), over D if Q and K are rotated
 };
 
+// What goes with a tile of Q, and with a tile of K.
+template <class Shape>
+struct Task {
+  Work work;
+  float q_scale[Shape::kQScales], v_scale;  // of its tiles of Bc rows, from the first; V's largest
+};
+struct Factors {
+  float scale, bias;  // of the scores; log2 of the scale of V, see below
+};
+
 template <class Shape>
 struct Shared {
-  uint8_t Q[Shape::D / Shape::kRow][Shape::Br][Shape::kRow];
+  uint8_t Q[2][Shape::D / Shape::kRow][Shape::Br][Shape::kRow];  // while one is used, the next arrives
   uint8_t K[Shape::kStages][Shape::D / Shape::kRow][Shape::Bc][Shape::kRow];
   uint8_t V[Shape::kStages][Shape::D][Shape::kKeys];
-  Mbarrier q_full, q_empty;
+  Mbarrier q_full[2], q_empty[2];
   Mbarrier k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
-  alignas(16) Work work;           // to which Q belongs
-  float2 factors[Shape::kStages];  // of the tile of K there: of its scores; and the log2 of its V's scale
-  float q_scale[Shape::kConsumers], v_scale;
+  alignas(16) Task<Shape> task[2];
+  Factors factors[Shape::kStages];
 };
 
 // The log2 of a scale of V, relative to the largest of the head: only ratios matter. Both are powers of two. Those far
@@ -63,7 +74,7 @@ __device__ __forceinline__ float bias_of(float v_scale, float largest) {
   return float(max((__float_as_int(v_scale) - __float_as_int(largest)) >> 23, -40));
 }
 
-// The producer, one thread: hands out the work, and fills Q and the two rings.
+// The producer, one thread: hands out the work, and fills the rings.
 template <class Shape>
 __device__ __forceinline__ void produce(Shared<Shape>& s, const Fp8Arguments& a, int* counter) {
   constexpr int kStages = Shape::kStages, kPanels = Shape::D / Shape::kRow;
@@ -72,11 +83,9 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Fp8Arguments& a,
     mbarrier_wait(&empty[turn % kStages], (turn / kStages & 1) ^ 1);  // the first round finds every stage empty
     return turn % kStages;
   };
-  const auto load_k = [&](unsigned turn, int j, int head, float largest) {
-    const size_t tile = size_t(head) * ceil_div(a.p.Nk, Shape::Bc) + j;
-    const float k_scale = a.k_scale[tile], v_scale = a.v_scale[tile];  // on their way during the wait
+  const auto load_k = [&](unsigned turn, int j, int head, Factors factors) {
     const unsigned stage = wait_for_stage(s.k_empty, turn);
-    s.factors[stage] = make_float2(a.scale_log2 * k_scale, bias_of(v_scale, largest));
+    s.factors[stage] = factors;
     mbarrier_arrive_expect_tx(&s.k_full[stage], sizeof s.K[0]);
 #pragma unroll 1
     for (int panel = 0; panel < kPanels; panel++)
@@ -92,37 +101,47 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Fp8Arguments& a,
   for (unsigned q_turn = 0;; q_turn++) {
     const Work w = work_of<Shape>(tile, a);
     float v_scale = 0.0f;
+    const auto factors_of = [&](int j) {
+      const float2 scales = a.kv_scale[size_t(w.kv_head) * ceil_div(a.p.Nk, Shape::Bc) + j];
+      return Factors{a.scale_log2 * scales.x, bias_of(scales.y, v_scale)};
+    };
+    constexpr bool kAhead = Shape::D < 256;  // global memory is far; but 24 registers hold no more
+    Factors next{};
     if (w.key_tiles > 0) {
       v_scale = a.largest_v_scale[w.kv_head];
-      load_k(turn, w.key_tiles - 1, w.kv_head, v_scale);
+      load_k(turn, w.key_tiles - 1, w.kv_head, factors_of(w.key_tiles - 1));
+      if (kAhead && w.key_tiles > 1) next = factors_of(w.key_tiles - 2);
     }
-    mbarrier_wait(&s.q_empty, (q_turn & 1) ^ 1);
-    s.work = w, s.v_scale = v_scale;
+    const unsigned q = q_turn % 2;
+    mbarrier_wait(&s.q_empty[q], (q_turn / 2 & 1) ^ 1);
+    s.task[q].work = w, s.task[q].v_scale = v_scale;
     if (w.key_tiles == 0) {
-      mbarrier_arrive(&s.q_full);
+      mbarrier_arrive(&s.q_full[q]);
     } else {
-      const int scales = ceil_div(a.p.Nq, kRowsOfScale);
+      const int scales = ceil_div(a.p.Nq, Shape::Bc);
 #pragma unroll 1
-      for (int i = 0; i < Shape::kConsumers; i++)
-        s.q_scale[i] = a.q_scale[size_t(w.head) * scales + min(w.row0 / kRowsOfScale + i, scales - 1)];
-      mbarrier_arrive_expect_tx(&s.q_full, sizeof s.Q);
+      for (int i = 0; i < Shape::kQScales; i++)
+        s.task[q].q_scale[i] = a.q_scale[size_t(w.head) * scales + min(w.row0 / Shape::Bc + i, scales - 1)];
+      mbarrier_arrive_expect_tx(&s.q_full[q], sizeof s.Q[0]);
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; panel++)
-        tma_load_3d(s.Q[panel], &a.Q, Shape::kRow * panel, w.row0, w.head, &s.q_full);
+        tma_load_3d(s.Q[q][panel], &a.Q, Shape::kRow * panel, w.row0, w.head, &s.q_full[q]);
     }
     if (w.head < 0) break;
     // Taken late, before the last loads: the block that is free first gets the longest tile that is left.
     const auto take_next = [&] {
-      if (a.p.causal && q_turn == 0) grid_dependency_wait();  // the counter is ready
-      tile = gridDim.x + (a.p.causal ? atomicAdd(counter, 1) : tile);
+      if (Shape::kCausal && q_turn == 0) grid_dependency_wait();  // the counter is ready
+      tile = gridDim.x + (Shape::kCausal ? atomicAdd(counter, 1) : tile);
     };
     if (w.key_tiles == 0) take_next();
 #pragma unroll 1
     for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
-      if (j > 0)
-        load_k(turn + 1, j - 1, w.kv_head, v_scale);
-      else
+      if (j > 0) {
+        load_k(turn + 1, j - 1, w.kv_head, kAhead ? next : factors_of(j - 1));
+        if (kAhead && j > 1) next = factors_of(j - 2);
+      } else {
         take_next();
+      }
       load_v(j, w.kv_head);
     }
   }
@@ -254,8 +273,9 @@ __device__ __forceinline__ bool fp8_softmax_ahead(float (&S)[n], float (&m)[2], 
 // S once more, when K's stage in the ring has been given back already: dot products of the thread's two rows of Q, in
 // shared memory, and its columns of the tile of K, in global memory. Slow, and next to never needed.
 template <class Shape>
-__device__ __forceinline__ void fp8_scores_by_hand(float (&S)[Shape::Bc / 2], const Shared<Shape>& s, int row,
-                                                   const uint8_t* K) {
+__device__ __forceinline__ void fp8_scores_by_hand(
+    float (&S)[Shape::Bc / 2], const uint8_t (&Q)[Shape::D / Shape::kRow][Shape::Br][Shape::kRow], int row,
+    const uint8_t* K) {
   constexpr int kRow = Shape::kRow;
   const auto value = [](uint8_t bits) {
     __nv_fp8_e4m3 x;
@@ -269,7 +289,7 @@ __device__ __forceinline__ void fp8_scores_by_hand(float (&S)[Shape::Bc / 2], co
   for (int d = 0; d < Shape::D; d++) {
     const int swizzle = kRow == 128 ? row % 8 : row / 2 % 4;  // the same for row + 8
     const int at = (d % kRow / 16 ^ swizzle) * 16 + d % 16;
-    const float q[2] = {value(s.Q[d / kRow][row][at]), value(s.Q[d / kRow][row + 8][at])};
+    const float q[2] = {value(Q[d / kRow][row][at]), value(Q[d / kRow][row + 8][at])};
 #pragma unroll
     for (int i = 0; i < Shape::Bc / 2; i++) S[i] += q[row_of(i)] * value(K[(8 * (i / 4) + (i & 1)) * Shape::D + d]);
   }
@@ -278,9 +298,10 @@ __device__ __forceinline__ void fp8_scores_by_hand(float (&S)[Shape::Bc / 2], co
 // ---- The way out. A row that is not finite is summed again, by hand, over the keys that it sees, from the numbers that
 // were given: a NaN may come from a key that it does not see (0 · NaN), or stand for an ∞. One of its four lanes, for its
 // own columns; `sum` and `LSE` are the row's. O comes out divided by sum.
-template <int D>
-__device__ __forceinline__ void row_by_hand(float (&O)[D / 2], int r, float& LSE, int head, int row,
+template <class Shape>
+__device__ __forceinline__ void row_by_hand(float (&O)[Shape::D / 2], int r, float& LSE, int head, int row,
                                             const Fp8Arguments& a) {
+  constexpr int D = Shape::D;
   const auto number = [&](const void* tensor, size_t i) {
     return a.p.quantisation.from == DType::fp32 ? static_cast<const float*>(tensor)[i]
                                                 : float(static_cast<const __nv_bfloat16*>(tensor)[i]);
@@ -292,7 +313,7 @@ __device__ __forceinline__ void row_by_hand(float (&O)[D / 2], int r, float& LSE
     for (int d = 0; d < D; d++) s += number(a.given_Q, q + d) * number(a.given_K, (first_key + j) * D + d);
     return s * float(a.p.scale);
   };
-  const int seen = seen_by(a, row);
+  const int seen = seen_by<Shape>(a, row);
   float most = -INFINITY, sum = 0.0f;
 #pragma unroll 1
   for (int j = 0; j < seen; j++) most = fmaxf(most, score(j));
@@ -316,9 +337,10 @@ __device__ __forceinline__ void row_by_hand(float (&O)[D / 2], int r, float& LSE
 }
 
 // O / l · V's scale and LSE, 16 bytes a thread: store_output of hopper_tile.h says how.
-template <int D>
-__device__ __forceinline__ void store_fp8_output(float (&O)[D / 2], const float (&m)[2], const float (&l)[2],
+template <class Shape>
+__device__ __forceinline__ void store_fp8_output(float (&O)[Shape::D / 2], const float (&m)[2], const float (&l)[2],
                                                  float v_scale, int head, int row, const Fp8Arguments& a) {
+  constexpr int D = Shape::D;
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -331,7 +353,7 @@ __device__ __forceinline__ void store_fp8_output(float (&O)[D / 2], const float 
     for (int i = 0; i < D / 2; i++)
       if (row_of(i) == r) zero = fmaf(O[i], 0.0f, zero);
     if (row_sum(zero) != 0.0f && inside) {
-      row_by_hand<D>(O, r, LSE, head, row + 8 * r, a);
+      row_by_hand<Shape>(O, r, LSE, head, row + 8 * r, a);
       factor = 1.0f;
     }
     const size_t at = size_t(head) * a.p.Nq + row + 8 * r;
@@ -367,12 +389,13 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
   constexpr int D = Shape::D, Bc = Shape::Bc, kStages = Shape::kStages;
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
   const int lane = threadIdx.x % 32, row_in_tile = 64 * warpgroup + threadIdx.x % 128 / 32 * 16 + lane / 4;
-  const uint64_t q_operand = wgmma_operand<Shape::kRow>(s.Q[0][64 * warpgroup]);
+  const uint64_t q_operand = wgmma_operand<Shape::kRow>(s.Q[0][0][64 * warpgroup]);
   const uint64_t k_operand = wgmma_operand<Shape::kRow>(s.K), v_operand = wgmma_operand<Shape::kKeys>(s.V);
 
   float O[D / 2], S[Bc / 2], m[2], l[2], alpha[2];
   uint32_t P[Bc / 8];
   unsigned turn = 0;  // K and V tiles used up since the kernel began
+  unsigned q = 0;     // which Q
 
   const auto is_there = [&](Mbarrier* full, unsigned turn) {
     return mbarrier_test(&full[turn % kStages], turn / kStages & 1);
@@ -381,14 +404,6 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
   const auto release = [&](Mbarrier* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
-  const auto release_k = [&](unsigned turn) {
-    __syncwarp();  // the whole warp has read s.factors
-    release(&s.k_empty[turn % kStages]);
-  };
-  const auto release_q = [&] {
-    __syncwarp();  // the whole warp has read s.work, and what it needed of Q
-    release(&s.q_empty);
-  };
   const auto take_turn = [&] {
     if (Shape::kTurns) named_barrier_sync(1 + warpgroup, 256);
   };
@@ -396,16 +411,19 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
     if (Shape::kTurns) named_barrier_arrive(1 + (warpgroup + 1) % Shape::kConsumers, 256);
   };
   const auto start_qk = [&](unsigned turn) {
-    start_fp8_scores<Shape>(S, q_operand, k_operand + turn % kStages * (sizeof s.K[0] >> 4));
+    start_fp8_scores<Shape>(S, q_operand + q * (sizeof s.Q[0] >> 4), k_operand + turn % kStages * (sizeof s.K[0] >> 4));
   };
   const auto start_pv = [&](unsigned turn) {
     start_fp8_weighted_sum<Shape>(O, P, v_operand + turn % kStages * (sizeof s.V[0] >> 4));
   };
+  // What the producer has left for all lanes. Lane 0 reads it and tells the others, as in read_work().
+  const auto read = [&](const float& shared) { return __shfl_sync(~0u, lane == 0 ? shared : 0.0f, 0); };
 
   if (warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is the first warpgroup's
   for (unsigned q_turn = 0;; q_turn++) {
-    mbarrier_wait(&s.q_full, q_turn & 1);
-    const Work w = s.work;
+    q = q_turn % 2;
+    mbarrier_wait(&s.q_full[q], q_turn / 2 & 1);
+    const Work w = read_work(s.task[q].work);
     if (w.head < 0) break;
     const int row = w.row0 + row_in_tile;
     const int whole = whole_tiles<Shape>(a, w.row0 + 64 * warpgroup);
@@ -414,41 +432,53 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     float limit = -INFINITY;  // fp8_softmax_ahead
     float v_scale = 0.0f, scale = 0.0f, bias = 0.0f;
-    const auto take_factors = [&](unsigned turn) {  // of the tile whose scores are started
-      const float2 factors = s.factors[turn % kStages];
+    const float q_scale = read(s.task[q].q_scale[(row - lane / 4) / Bc - w.row0 / Bc]);
+    const auto take_factors = [&](unsigned turn) {  // of a tile whose scores are computed
+      const Factors& factors = s.factors[turn % kStages];
       // Scale 0 would make NaN of a masked −∞; the smallest number there is makes every visible score 0 just as well.
-      scale = fmaxf(s.q_scale[warpgroup] * factors.x, FLT_TRUE_MIN), bias = factors.y;
+      scale = fmaxf(q_scale * read(factors.scale), FLT_TRUE_MIN), bias = read(factors.bias);
     };
 
     // S of tile j becomes P.
     const auto softmax = [&](auto masked, int j) -> bool {
       const int key0 = j * Bc;
-      if (masked.value) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+      bool grew = true;
       if (masked.value || !Shape::kAhead) {
-        const bool grew = fp8_softmax(S, m, l, alpha, scale, bias);
-        limit = fmaxf(fabsf(m[0]), fabsf(m[1])) <= kSteep ? kGrow : -INFINITY;
-        return grew;
+        if (masked.value) mask_scores(S, seen_by<Shape>(a, row) - key0, seen_by<Shape>(a, row + 8) - key0);
+        grew = fp8_softmax(S, m, l, alpha, scale, bias);
+      } else {
+        grew = fp8_softmax_ahead(S, m, l, alpha, limit, scale, bias, [&] {
+          fp8_scores_by_hand<Shape>(S, s.Q[q], row_in_tile, a.K_rows + (size_t(w.kv_head) * a.p.Nk + key0) * D);
+          __syncwarp();  // lane 0, which will give Q back, has waited for all who read it here
+        });
       }
-      const bool grew = fp8_softmax_ahead(S, m, l, alpha, limit, scale, bias, [&] {
-        fp8_scores_by_hand<Shape>(S, s, row_in_tile, a.K_rows + (size_t(s.work.kv_head) * a.p.Nk + key0) * D);
-      });
-      if (grew) limit = fmaxf(fabsf(m[0]), fabsf(m[1])) <= kSteep ? kGrow : -INFINITY;
+      if (Shape::kAhead && grew) limit = fmaxf(fabsf(m[0]), fabsf(m[1])) <= kSteep ? kGrow : -INFINITY;
       return grew;
     };
 
     int j = w.key_tiles - 1;
+    if constexpr (Shape::kCausal) {  // tiles that only rows of later warpgroups see pass by
+      const int own = ceil_div(seen_by<Shape>(a, w.row0 + 64 * warpgroup + 63), Bc);
+#pragma unroll 1
+      for (; j >= own; j--, turn++) {
+        if (j > 0) take_turn(), pass_turn();
+        wait(s.k_full, turn);
+        release(&s.k_empty[turn % kStages]);
+        wait(s.v_full, turn);
+        release(&s.v_empty[turn % kStages]);
+      }
+    }
     if (j >= 0) {
       wait(s.k_full, turn);
-      take_factors(turn);
       start_qk(turn);
+      take_factors(turn);
       wgmma_wait<0>(S);
-      release_k(turn);
+      release(&s.k_empty[turn % kStages]);
       softmax(kMasked, j);
       pack_fp8_weights(P, S);
 
       const auto next_tile = [&](auto masked) {
         const bool v_there = is_there(s.v_full, turn);
-        take_factors(turn + 1);
         take_turn();
         start_qk(turn + 1);
         if (!v_there) wait(s.v_full, turn);
@@ -456,29 +486,33 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
         pass_turn();
         const bool k_there = j == 0 || is_there(s.k_full, turn + 2);
         wgmma_wait<1>(S);
-        release_k(turn + 1);
+        release(&s.k_empty[(turn + 1) % kStages]);
         const bool grew = softmax(masked, j);
         // Here, because ptxas would move the wait for O up into the softmax, but moves none across a branch.
         if (!k_there) wait(s.k_full, turn + 2);
+        if (j > 0) take_factors(turn + 2);  // under the rest of P V
         wgmma_wait<0>(O);
         release(&s.v_empty[turn % kStages]);
         pack_fp8_weights(P, S);
         if (grew) rescale(O, alpha);
         turn++;
       };
-      if (--j >= 0) wait(s.k_full, turn + 1);
+      if (--j >= 0) {
+        wait(s.k_full, turn + 1);
+        take_factors(turn + 1);
+      }
       for (; j >= 0 && j >= whole; j--) next_tile(kMasked);
       for (; j >= 0; j--) next_tile(kWhole);
-      v_scale = s.v_scale;
-      release_q();
+      v_scale = read(s.task[q].v_scale);
+      release(&s.q_empty[q]);
       wait(s.v_full, turn);
       start_pv(turn);
       wgmma_wait<0>(O);
       release(&s.v_empty[turn++ % kStages]);
     } else {
-      release_q();
+      release(&s.q_empty[q]);
     }
-    store_fp8_output<D>(O, m, l, v_scale, w.head, row, a);
+    store_fp8_output<Shape>(O, m, l, v_scale, w.head, row, a);
   }
 }
 
@@ -486,8 +520,8 @@ template <class Shape>
 __global__ void __launch_bounds__(kThreads<Shape>, 1) fp8(const __grid_constant__ Fp8Arguments a, int* counter) {
   Shared<Shape>& s = *dynamic_shared<Shared<Shape>>();
   if (threadIdx.x == 0) {
-    mbarrier_init(&s.q_full, 1);
-    mbarrier_init(&s.q_empty, 4 * Shape::kConsumers);  // an arrival from each warp
+    for (int i = 0; i < 2; i++)
+      mbarrier_init(&s.q_full[i], 1), mbarrier_init(&s.q_empty[i], 4 * Shape::kConsumers);  // an arrival a warp
     for (int i = 0; i < Shape::kStages; i++) {
       mbarrier_init(&s.k_full[i], 1), mbarrier_init(&s.k_empty[i], 4 * Shape::kConsumers);
       mbarrier_init(&s.v_full[i], 1), mbarrier_init(&s.v_empty[i], 4 * Shape::kConsumers);
@@ -515,34 +549,33 @@ __global__ void start_counting(int* counter) {
 // ask here, too.
 template <class Act>
 auto with_shape(const Problem& p, const Act& act) {
-  //                                                               D  warpgroups  Bc  stages  turns  ahead
-  if (p.D == 64 && p.causal) return act(Fp8Shape<64, 4, 64, 4, true, true>{});
-  if (p.D == 64 && p.Nk <= 2048) return act(Fp8Shape<64, 4, 64, 4, false, true>{});
-  if (p.D == 64) return act(Fp8Shape<64, 3, 128, 2, false, true>{});
-  if (p.D == 256 && p.causal) return act(Fp8Shape<256, 2, 128, 2, true, false>{});
-  if (p.D == 256) return act(Fp8Shape<256, 2, 128, 2, false, false>{});
-  if (p.causal) return act(Fp8Shape<128, 3, 96, 3, true, true>{});
-  if (p.Nk < 1024) return act(Fp8Shape<128, 2, 128, 2, true, true>{});
-  return act(Fp8Shape<128, 3, 96, 3, false, true>{});
+  //                                                               D  warpgroups  Bc  stages  mask  turns  ahead
+  if (p.D == 64 && p.causal) return act(Fp8Shape<64, 4, 64, 4, true, true, true>{});
+  if (p.D == 64 && p.Nk <= 2048) return act(Fp8Shape<64, 4, 64, 4, false, false, true>{});
+  if (p.D == 64) return act(Fp8Shape<64, 3, 128, 2, false, false, true>{});
+  if (p.D == 256 && p.causal) return act(Fp8Shape<256, 2, 128, 2, true, true, false>{});
+  if (p.D == 256) return act(Fp8Shape<256, 2, 128, 2, false, false, false>{});
+  if (p.causal && p.Nk < 2048) return act(Fp8Shape<128, 2, 128, 2, true, true, true>{});
+  if (p.causal) return act(Fp8Shape<128, 3, 96, 3, true, true, true>{});
+  if (p.Nk < 1024) return act(Fp8Shape<128, 2, 128, 2, false, true, true>{});
+  return act(Fp8Shape<128, 3, 96, 3, false, false, true>{});
 }
 
 std::vector<Workspace> workspace(const Problem& p) {
-  const size_t q_scales = p.query_heads() * ceil_div(p.Nq, kRowsOfScale);
-  const size_t kv_scales =
-      p.kv_heads() * with_shape(p, [&](auto shape) { return size_t(ceil_div(p.Nk, decltype(shape)::Bc)); });
+  const int Bc = with_shape(p, [](auto shape) { return decltype(shape)::Bc; });
+  const size_t q_scales = p.query_heads() * ceil_div(p.Nq, Bc), kv_scales = p.kv_heads() * ceil_div(p.Nk, Bc);
   return {{.name = "Q in e4m3", .bytes = p.q_elements()},
           {.name = "K in e4m3", .bytes = p.kv_elements()},
           {.name = "V in e4m3", .bytes = p.kv_heads() * p.D * pitch_of(p.Nk)},
           {.name = "scales of Q", .bytes = q_scales * sizeof(float)},
-          {.name = "scales of K", .bytes = kv_scales * sizeof(float)},
-          {.name = "scales of V", .bytes = kv_scales * sizeof(float)},
+          {.name = "scales of K and V", .bytes = kv_scales * sizeof(float2)},
           {.name = "largest", .bytes = (3 + p.kv_heads()) * sizeof(float)},
           {.name = "tiles handed out", .bytes = sizeof(int)}};
 }
 
 Quantised quantised(const Tensors& t) {
   return {t.scratch<uint8_t>("Q in e4m3"),   t.scratch<uint8_t>("K in e4m3"),   t.scratch<uint8_t>("V in e4m3"),
-          t.scratch<float>("scales of Q"), t.scratch<float>("scales of K"), t.scratch<float>("scales of V"),
+          t.scratch<float>("scales of Q"), t.scratch<float2>("scales of K and V"),
           t.scratch<float>("largest")};
 }
 
@@ -569,14 +602,14 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   a.Q = tensor_map<uint8_t, Shape::kRow>(x.Q, q_size, Shape::Br);
   a.K = tensor_map<uint8_t, Shape::kRow>(p.Nk > 0 ? x.K : x.Q, k_size, Shape::Bc);  // without keys nothing is read
   a.V = tensor_map<uint8_t, Shape::kKeys>(p.Nk > 0 ? x.V : x.Q, v_size, D);
-  a.K_rows = x.K, a.q_scale = x.q_scale, a.k_scale = x.k_scale, a.v_scale = x.v_scale;
+  a.K_rows = x.K, a.q_scale = x.q_scale, a.kv_scale = x.kv_scale;
   a.largest_v_scale = x.largest + 3;
   a.given_Q = t.Q, a.given_K = t.K, a.given_V = t.V;
   a.O = static_cast<__nv_bfloat16*>(t.O), a.LSE = static_cast<float*>(t.LSE);
   a.scale_log2 = float(std::fabs(p.scale) * 1.4426950408889634 / (p.quantisation.rotation ? D : 1));
   int* counter = t.scratch<int>("tiles handed out");
   const int blocks = std::min(a.tiles, multiprocessors());
-  if (p.causal) {
+  if constexpr (Shape::kCausal) {
     launch(start_counting, 1, 1, 0, stream, counter);
     launch_early(fp8<Shape>, blocks, kThreads<Shape>, sizeof(Shared<Shape>), stream, a, counter);
   } else {

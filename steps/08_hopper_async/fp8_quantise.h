@@ -10,15 +10,13 @@
 namespace {
 using namespace flash;
 
-constexpr int kRowsOfScale = 64;  // of Q: a warpgroup's
-
 // What quantising leaves for the attention. Scales: what e4m3 is to be multiplied by.
 struct Quantised {
-  uint8_t *Q, *K;     // [heads][rows][D]
-  uint8_t* V;         // [heads][D][pitch], keys in the order of word_of_keys()
-  float* q_scale;     // [heads][tiles of 64 rows]
-  float *k_scale, *v_scale;  // [heads][tiles of Bc keys]
-  float* largest;     // numbers in Q, K and V, for tensor scales; then each head's largest scale of V
+  uint8_t *Q, *K;    // [heads][rows][D]
+  uint8_t* V;        // [heads][D][pitch], the keys in the order of first_key_of_word()
+  float* q_scale;    // [heads][tiles of Bc rows]
+  float2* kv_scale;  // of K, of V
+  float* largest;    // numbers in Q, K and V, for tensor scales; then each head's largest scale of V
 };
 
 __host__ __device__ inline int pitch_of(int keys) { return ceil_div(keys, 16) * 16; }  // TMA wants multiples of 16 bytes
@@ -29,9 +27,6 @@ __device__ inline float scale_for(float largest) {
   const unsigned up = (__float_as_uint(largest / 448.0f) + 0x7fffff) & 0x7f800000;
   return __uint_as_float(max(up, 0x00800000u));  // 2^-126 for zeros
 }
-
-// x · factor. e4m3 has NaN, but no ∞: an ∞ becomes a NaN, and whoever meets it looks at the given numbers.
-__device__ inline float nan_for_infinite(float x, float factor = 1.0f) { return fmaf(x, 0.0f, x * factor); }
 
 // For numbers that are at least 0, whose bits are ordered as they are.
 __device__ inline void raise_to(float* largest, float x) {
@@ -74,39 +69,40 @@ __device__ __forceinline__ float block_max(float x, float* part) {
 // Where scales come from: each tile's own numbers; or those of the whole tensor, which a launch before has measured.
 enum class Scales { of_tiles, measure, of_tensor };
 
-// ---- Q and K: four threads a row, a block a tile of blockDim / 4 rows and one scale. The kernels of this file run beside
-// one another (launch_early), and wait for the one before them at the latest at their end.
+// What a thread multiplies its numbers by, the largest of them being `most`. e4m3 has NaN, but no ∞: who has one brings
+// NaN in its place, and whoever meets that looks at the given numbers.
+__device__ inline float factor_for(float scale, float most) { return most < INFINITY ? 1.0f / scale : NAN; }
+
+// ---- Q and K: four threads a row, a block a tile of Bc = blockDim / 4 rows and one scale. Blocks stay, and take every
+// gridDim-th tile. The kernels of this file run beside one another (launch_early), and wait for the one before them at
+// the latest at their end.
 template <class T>
 struct Rows {
   const T* from;  // [heads][rows][D]
   uint8_t* to;
-  float *scale, *largest;
+  float* largest;
   int rows, tiles_of_head;
   unsigned tiles;
-  bool rotate;
   uint32_t minus[8];  // which columns change their sign, before the rotation: a bit for each
 };
 
 // x becomes x H: a row times the Hadamard matrix of D × D, all whose elements are ±1. It is made of log2(D) rounds of
-// sums and differences of pairs: of columns of one thread (`k` of its pieces of eight, and those pieces), then of two
-// threads' columns.
-template <int kPieces>
-__device__ __forceinline__ void rotate(float (&x)[kPieces][8]) {
+// sums and differences of pairs: of columns of one thread, then of the same columns of two threads.
+template <int n>
+__device__ __forceinline__ void rotate(float (&x)[n]) {
 #pragma unroll
-  for (int bit = 1; bit < 8 * kPieces; bit *= 2)
+  for (int bit = 1; bit < n; bit *= 2)
 #pragma unroll
-    for (int i = 0; i < 8 * kPieces; i++) {
+    for (int i = 0; i < n; i++) {
       if (i & bit) continue;
-      float &a = x[i / 8][i % 8], &b = x[(i | bit) / 8][(i | bit) % 8];
-      const float sum = a + b;
-      b = a - b, a = sum;
+      const float sum = x[i] + x[i | bit];
+      x[i | bit] = x[i] - x[i | bit], x[i] = sum;
     }
 #pragma unroll
   for (int lane = 1; lane < 4; lane *= 2) {
     const float sign = threadIdx.x & lane ? -1.0f : 1.0f;
 #pragma unroll
-    for (int i = 0; i < 8 * kPieces; i++)
-      x[i / 8][i % 8] = fmaf(x[i / 8][i % 8], sign, __shfl_xor_sync(~0u, x[i / 8][i % 8], lane));
+    for (int i = 0; i < n; i++) x[i] = fmaf(x[i], sign, __shfl_xor_sync(~0u, x[i], lane));
   }
 }
 
@@ -122,65 +118,78 @@ template <class T, int D>
 constexpr int kBlocks = kFetched<T, D> + kKept<T, D> <= 48 ? 2 : 1;  // of 512 threads, on a multiprocessor
 
 template <class T, int D>
-__global__ void __launch_bounds__(512, kBlocks<T, D>) quantise_rows(const Rows<T> r, Scales scales) {
-  constexpr int kPieces = D / 32;  // of a row that a thread has: columns 32 i + 8 t + 0 … 7
+__global__ void __launch_bounds__(512, kBlocks<T, D>)
+    quantise_rows(const Rows<T> q, const Rows<T> k, float* q_scale, float2* kv_scale, bool rotated, Scales scales,
+                  float* largest_v_scale, int v_heads) {
+  constexpr int kColumns = D / 4;  // of a row that a thread has: 32 i + 8 t + 0 … 7
   __shared__ float part[2][16];
-  __shared__ uint32_t minus[8];
+  __shared__ uint32_t minus[2][8];
   const int rows_of_tile = blockDim.x / 4, t = threadIdx.x % 4;
   grid_dependency_launch();
   if (scales == Scales::of_tensor) grid_dependency_wait();
 
+  // The tiles of Q come first, then those of K.
+  const unsigned tiles = q.tiles + k.tiles;
   const auto row_of_tile = [&](unsigned tile) {
-    return int(tile % unsigned(r.tiles_of_head)) * rows_of_tile + int(threadIdx.x) / 4;
+    const unsigned of_head = tile < q.tiles ? tile % unsigned(q.tiles_of_head) : (tile - q.tiles) % unsigned(k.tiles_of_head);
+    return int(of_head) * rows_of_tile + int(threadIdx.x) / 4;
   };
+  const auto rows_of = [&](unsigned tile) { return tile < q.tiles ? q.rows : k.rows; };
   const auto place_of = [&](unsigned tile) {
-    return (size_t(tile / unsigned(r.tiles_of_head)) * r.rows + row_of_tile(tile)) * D + 8 * t;
+    const unsigned head = tile < q.tiles ? tile / unsigned(q.tiles_of_head) : (tile - q.tiles) / unsigned(k.tiles_of_head);
+    return (size_t(head) * rows_of(tile) + row_of_tile(tile)) * D + 8 * t;
   };
-  Eight<T> fetched[kPieces];
+  Eight<T> fetched[kColumns / 8];
   const auto fetch = [&](unsigned tile) {
-    const bool inside = tile < r.tiles && row_of_tile(tile) < r.rows;
+    const bool inside = tile < tiles && row_of_tile(tile) < rows_of(tile);
+    const T* from = (tile < q.tiles ? q.from : k.from) + (inside ? place_of(tile) : 0);
 #pragma unroll
-    for (int i = 0; i < kPieces; i++) fetched[i] = load_eight(r.from + (inside ? place_of(tile) + 32 * i : 0), inside);
+    for (int i = 0; i < kColumns / 8; i++) fetched[i] = load_eight(from + 32 * i, inside);
   };
 
   if (kFetchAhead<T, D>) fetch(blockIdx.x);
 #pragma unroll
   for (int i = 0; i < D / 32; i++)
-    if (threadIdx.x == unsigned(i)) minus[i] = r.minus[i];
+    if (threadIdx.x == unsigned(i)) minus[0][i] = q.minus[i], minus[1][i] = k.minus[i];
+  if (blockIdx.x == 0)
+    for (int head = threadIdx.x; head < v_heads; head += blockDim.x) largest_v_scale[head] = 0.0f;
   __syncthreads();
-  for (unsigned tile = blockIdx.x, turn = 0; tile < r.tiles; tile += gridDim.x, turn ^= 1) {
+  for (unsigned tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, turn ^= 1) {
     if (!kFetchAhead<T, D>) fetch(tile);
-    float x[kPieces][8];
+    float x[kColumns];
 #pragma unroll
-    for (int i = 0; i < 8 * kPieces; i++) {
-      const uint32_t sign = minus[i / 8] >> 8 * t << (31 - i % 8) & 0x80000000u;
-      x[i / 8][i % 8] = __uint_as_float(__float_as_uint(number(fetched[i / 8], i % 8)) ^ sign);
+    for (int i = 0; i < kColumns; i++) {
+      const uint32_t sign = minus[tile >= q.tiles][i / 8] >> 8 * t << (31 - i % 8) & 0x80000000u;
+      x[i] = __uint_as_float(__float_as_uint(number(fetched[i / 8], i % 8)) ^ sign);
     }
     if (kFetchAhead<T, D>) fetch(tile + gridDim.x);
-    if (r.rotate) rotate(x);
+    if (rotated) rotate(x);
 
-    float most = 0.0f;
+    float mine = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8 * kPieces; i++) {
-      x[i / 8][i % 8] = nan_for_infinite(x[i / 8][i % 8]);
-      most = fmaxf(most, fabsf(x[i / 8][i % 8]));  // of a NaN and a number, the number
-    }
-    most = block_max(most, part[turn]);
+    for (int i = 0; i < kColumns; i++) mine = fmaxf(mine, fabsf(x[i]));  // of a NaN and a number, the number
+    const float most = block_max(mine < INFINITY ? mine : 0.0f, part[turn]);
+    float* largest = tile < q.tiles ? q.largest : k.largest;
     if (scales == Scales::measure) {
       grid_dependency_wait();
-      if (threadIdx.x == 0) raise_to(r.largest, most);
+      if (threadIdx.x == 0) raise_to(largest, most);
       continue;
     }
-
-    const float scale = scale_for(scales == Scales::of_tensor ? *r.largest : most), inverse = 1.0f / scale;
-    if (threadIdx.x == 0) r.scale[tile] = scale;
-    if (row_of_tile(tile) >= r.rows) continue;
+    const float scale = scale_for(scales == Scales::of_tensor ? *largest : most), factor = factor_for(scale, mine);
+    if (threadIdx.x == 0) {
+      if (tile < q.tiles)
+        q_scale[tile] = scale;
+      else
+        kv_scale[tile - q.tiles].x = scale;
+    }
+    if (row_of_tile(tile) >= rows_of(tile)) continue;
+    uint8_t* to = (tile < q.tiles ? q.to : k.to) + place_of(tile);
 #pragma unroll
-    for (int i = 0; i < kPieces; i++) {
-      const float(&y)[8] = x[i];
-      *reinterpret_cast<uint2*>(r.to + place_of(tile) + 32 * i) =
-          make_uint2(pack_e4m3(y[0] * inverse, y[1] * inverse, y[2] * inverse, y[3] * inverse),
-                     pack_e4m3(y[4] * inverse, y[5] * inverse, y[6] * inverse, y[7] * inverse));
+    for (int i = 0; i < kColumns; i += 8) {
+      const auto four = [&](int j) {
+        return pack_e4m3(x[j] * factor, x[j + 1] * factor, x[j + 2] * factor, x[j + 3] * factor);
+      };
+      *reinterpret_cast<uint2*>(to + 4 * i) = make_uint2(four(i), four(i + 4));
     }
   }
   grid_dependency_wait();
@@ -196,7 +205,8 @@ template <class T>
 struct Columns {
   const T* from;  // [heads][keys][D]
   uint8_t* to;    // [heads][D][pitch]
-  float *scale, *largest, *largest_scale;
+  float2* scale;
+  float *largest, *largest_scale;
   int keys, tiles_of_head;
 };
 
@@ -220,7 +230,6 @@ __global__ void __launch_bounds__(kColumnThreads<D, Bc>, sizeof(T) * kColumnUnit
   const int word = threadIdx.x / 4 % kWords, column = (threadIdx.x / 4 / kWords * 4 + threadIdx.x % 4) * 8;
   constexpr int kNextUnit = kThreads / kWords * 8;  // columns further
   Eight<T> given[kUnits][4];
-  float most = 0.0f;
 #pragma unroll
   for (int unit = 0; unit < kUnits; unit++)
 #pragma unroll
@@ -230,19 +239,20 @@ __global__ void __launch_bounds__(kColumnThreads<D, Bc>, sizeof(T) * kColumnUnit
       const size_t at = inside ? (size_t(head) * v.keys + key) * D + column : 0;
       given[unit][i] = load_eight(v.from + at + unit * kNextUnit, inside);
     }
+  float mine = 0.0f;
 #pragma unroll
   for (int unit = 0; unit < kUnits; unit++)
 #pragma unroll
-    for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(nan_for_infinite(number(given[unit][i / 8], i % 8))));
-  most = block_max(most, part);
+    for (int i = 0; i < 32; i++) mine = fmaxf(mine, fabsf(number(given[unit][i / 8], i % 8)));
+  const float most = block_max(mine < INFINITY ? mine : 0.0f, part);
 
-  const float scale = scale_for(scales == Scales::of_tensor ? *v.largest : most), inverse = 1.0f / scale;
+  const float scale = scale_for(scales == Scales::of_tensor ? *v.largest : most), factor = factor_for(scale, mine);
   if (scales != Scales::measure) {
 #pragma unroll
     for (int unit = 0; unit < kUnits; unit++)
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        const auto x = [&](int key) { return nan_for_infinite(number(given[unit][key], i), inverse); };
+        const auto x = [&](int key) { return number(given[unit][key], i) * factor; };
         transposed[column + unit * kNextUnit + i][word] = pack_e4m3(x(0), x(1), x(2), x(3));
       }
     __syncthreads();
@@ -254,26 +264,25 @@ __global__ void __launch_bounds__(kColumnThreads<D, Bc>, sizeof(T) * kColumnUnit
   grid_dependency_wait();
   if (threadIdx.x > 0) return;
   if (scales == Scales::measure) return raise_to(v.largest, most);
-  v.scale[blockIdx.x] = scale;
+  v.scale[blockIdx.x].y = scale;
   raise_to(v.largest_scale + head, scale);
 }
 
-// The largest numbers begin at 0.
-__global__ void clear_largest(float* largest, int count) {
+// The largest numbers of Q, K and V begin at 0, where they are asked for.
+__global__ void clear_largest(float* largest) {
   grid_dependency_launch();
-  for (int i = threadIdx.x; i < count; i += blockDim.x) largest[i] = 0.0f;
+  largest[threadIdx.x] = 0.0f;
 }
 
-// ---- For the host. Bc: how many keys the attention takes at a time, and have a scale in common.
+// ---- For the host. Bc: how many rows have a scale in common; of K and V the attention takes as many at a time.
 template <class T, int D, int Bc>
 void quantise_from(const Problem& p, const Tensors& t, const Quantised& to, Stream stream) {
-  Rows<T> q{}, k{};
-  q.from = static_cast<const T*>(t.Q), q.to = to.Q, q.scale = to.q_scale, q.largest = to.largest;
-  q.rows = p.Nq, q.tiles_of_head = ceil_div(p.Nq, kRowsOfScale), q.rotate = p.quantisation.rotation;
-  q.tiles = checked_grid_length(size_t(q.tiles_of_head) * p.query_heads());
-  k.from = static_cast<const T*>(t.K), k.to = to.K, k.scale = to.k_scale, k.largest = to.largest + 1;
-  k.rows = p.Nk, k.tiles_of_head = ceil_div(p.Nk, Bc), k.rotate = p.quantisation.rotation;
-  k.tiles = checked_grid_length(size_t(k.tiles_of_head) * p.kv_heads());
+  const auto rows = [](const void* from, uint8_t* to, float* largest, int rows, size_t heads) {
+    const int tiles = ceil_div(rows, Bc);
+    return Rows<T>{static_cast<const T*>(from), to, largest, rows, tiles, checked_grid_length(tiles * heads), {}};
+  };
+  Rows<T> q = rows(t.Q, to.Q, to.largest, p.Nq, p.query_heads());
+  Rows<T> k = rows(t.K, to.K, to.largest + 1, p.Nk, p.kv_heads());
   // Random signs before the rotation: no row of ones is brought into one column by it. The signs of Q are turned where
   // scale < 0.
   for (unsigned i = 0; i < 8; i++) {
@@ -282,21 +291,19 @@ void quantise_from(const Problem& p, const Tensors& t, const Quantised& to, Stre
     k.minus[i] = p.quantisation.rotation ? random : 0;
     q.minus[i] = p.scale < 0 ? ~k.minus[i] : k.minus[i];
   }
-  const Columns<T> v{static_cast<const T*>(t.V), to.V,       to.v_scale, to.largest + 2, to.largest + 3,
+  const Columns<T> v{static_cast<const T*>(t.V), to.V, to.kv_scale,    to.largest + 2, to.largest + 3,
                      p.Nk,                       k.tiles_of_head};
 
-  launch(clear_largest, 1, 256, 0, stream, to.largest, int(3 + p.kv_heads()));
   const auto go = [&](Scales scales) {
-    const auto rows = [&](const Rows<T>& x, unsigned threads) {
-      const unsigned blocks = unsigned(kBlocks<T, D> * multiprocessors()) * (512 / threads);
-      launch_early(quantise_rows<T, D>, std::min(x.tiles, blocks), threads, 0, stream, x, scales);
-    };
-    rows(q, 4 * kRowsOfScale);
-    rows(k, 4 * Bc);
+    const unsigned blocks = unsigned(kBlocks<T, D> * multiprocessors()) * (512 / (4 * Bc));
+    launch(quantise_rows<T, D>, std::min(q.tiles + k.tiles, blocks), 4 * Bc, 0, stream, q, k, to.q_scale, to.kv_scale,
+           p.quantisation.rotation, scales, to.largest + 3, int(p.kv_heads()));
     launch_early(quantise_columns<T, D, Bc>, k.tiles, kColumnThreads<D, Bc>, 0, stream, v, scales);
   };
-  if (!p.quantisation.tile_scales) go(Scales::measure);
-  go(p.quantisation.tile_scales ? Scales::of_tiles : Scales::of_tensor);
+  if (p.quantisation.tile_scales) return go(Scales::of_tiles);
+  launch(clear_largest, 1, 3, 0, stream, to.largest);
+  go(Scales::measure);
+  go(Scales::of_tensor);
 }
 
 }  // namespace
