@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/npy.h"
+#include "cli/plot.h"
 #include "command.h"
 #include "golden.h"
 #include "reference_cpu/error_rule.h"
@@ -357,6 +358,23 @@ TEST_CASE("an output file takes the place of nothing but a file, and nobody's ot
   REQUIRE(mkfifo((folder / "fifo").c_str(), 0600) == 0);
   expect_refused("profile 05/forward --seq 8 --plot '" + (folder / "fifo") + "'", {"fifo", "no file"});
   CHECK(fs::is_fifo(folder.path / "fifo"));
+}
+
+TEST_CASE("a line plot: measured points have dots, a bound is dashed, a long name finds room") {
+  const std::string name = "07_warp_partitioning/pipelined forward, bf16 <D 64>";
+  const std::string svg =
+      cli::line_plot_svg("title", "x", "y", {{name, {{512, 1}, {1024, 2}}}, {"bound", {{512, 3}, {1024, 3}}, true}});
+  const auto count = [&](const std::string& part) {
+    size_t found = 0;
+    for (size_t at = svg.find(part); at != std::string::npos; at = svg.find(part, at + 1)) found++;
+    return found;
+  };
+  CHECK(count("<circle") == 2);
+  CHECK(count("<polyline") == 2);
+  CHECK(count("stroke-dasharray") == 2);  // the line, and its sample in the legend
+  CHECK(count("&lt;D 64&gt;") == 1);
+  const double width = std::stod(svg.substr(svg.find("viewBox=\"0 0 ") + 13));
+  CHECK(width > 720);
 }
 
 TEST_CASE("run: empty tensors are answered with empty or zero results") {

@@ -90,12 +90,6 @@ void expect_finite_where_the_oracle_is(const RegisteredStep& step, const Problem
   CHECK(differing(t.dV, oracle.dV) == 0);
 }
 
-// The backward passes on tensor cores multiply whole tiles: under a causal mask a NaN or ∞ within the sequence also
-// reaches rows of its tile that do not see it, since 0 · NaN is NaN. Their pages say so.
-bool spreads_within_tiles(const RegisteredStep& step) {
-  return step.id == "07_warp_partitioning/backward" || step.id == "08_hopper_async/backward";
-}
-
 // What is not finite in the oracle's gradients must not look finite.
 void expect_not_hidden(const RegisteredStep& step, const Problem& p, const HostTensors& inputs) {
   if (why_unsupported(step, p, Pass::backward)) return;
@@ -118,6 +112,11 @@ void every_step(const std::function<void(const RegisteredStep&, Pass)>& act) {
   for (const RegisteredStep& step : all_steps())
     for (Pass pass : {Pass::forward, Pass::backward})
       if (step.has(pass)) act(step, pass);
+}
+void every_step_and_type(const std::function<void(const RegisteredStep&, Pass, DType)>& act) {
+  every_step([&](const RegisteredStep& step, Pass pass) {
+    for (DType type : step.info().dtypes) act(step, pass, type);
+  });
 }
 
 }  // namespace
@@ -149,11 +148,11 @@ TEST_CASE("the awkward grid: errors within the rule, nothing found by the observ
 
 TEST_CASE("values that PyTorch computed in float64") {
   for (const auto& golden : testing::read_golden(FLASHSTEPS_TEST_DATA "/golden.csv"))
-    every_step([&](const RegisteredStep& step, Pass pass) {
+    every_step_and_type([&](const RegisteredStep& step, Pass pass, DType type) {
       Problem p = golden.problem;
-      p.dtype = step.info().dtypes.front();
+      p.dtype = type;
       if (why_unsupported(step, p, pass)) return;
-      INFO(step.id << " on " << golden.name);
+      INFO(step.id << " on " << golden.name << ", " << name_of(type));
       const reference::Inputs inputs = testing::golden_inputs(golden);
       const reference::Oracle oracle(p, inputs);
       HostTensors t = inputs;
@@ -248,7 +247,7 @@ TEST_CASE("a NaN or an infinity reaches exactly the rows that see it") {
         if (which == 3 && pass == Pass::forward) continue;
         tensor[size_t(20 * D + D / 2)] = bad;
         INFO("in " << which << " value " << bad);
-        if (pass == Pass::backward && spreads_within_tiles(step))
+        if (pass == Pass::backward && step.info().spreads_nonfinite)
           expect_not_hidden(step, p, t);
         else if (std::isnan(bad) || pass == Pass::forward)
           expect_right_on(step, pass, p, t);

@@ -1,310 +1,39 @@
 #!/usr/bin/env python3
-"""Fills the tables of the pages from the measured data beside this file.
+"""Fills the tables of the pages, and draws the plots of docs/figures, from the measured data beside this file.
 
-    python3 docs/results/make_tables.py           writes every region that has changed
-    python3 docs/results/make_tables.py --check   writes nothing; a line for each stale region, exit code 1 if there is one
+    python3 docs/results/make_tables.py           writes every region and plot that has changed
+    python3 docs/results/make_tables.py --check   writes nothing; a line for each that is stale, exit code 1 if there is one
 
 A region of docs/*.md or README.md is what stands between two lines of its own,
 
     <!-- table NAME ARGUMENTS -->
     <!-- end table -->
 
-and is replaced as a whole. The tables there are, with their arguments, are the functions marked @table below:
+and is replaced as a whole. The tables there are, with their arguments, are the functions marked @table in tables.py and, for
+the page of the papers' claims, in claims.py:
 
     counters CHAPTER     h200_ncu_CHAPTER.csv: a row a kernel
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
     shapes CHAPTER PASS  h200_bench_CHAPTER.csv: a row a step and PyTorch kernel, for each head dim and mask; TFLOP/s by length
-    ladder PASS [LAST]   all h200_bench_*.csv: a row a step, N 1k, 2k, 4k; up to chapter LAST
+    ladder PASS [LAST [short]]   all h200_bench_*.csv: a row a step, N 1k, 2k, 4k; up to chapter LAST; sources in one line
     paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet
     counters_compared    h200_counters.csv: where the executor's counters and the GPU's agree, and where not
     passes_02            no data but the copy and fp32 rates: what chapter 02's kernels must compute and move
 
 In the CSV files lines that begin with # say when, where and by which command they were measured; they end as the note
-below the table. A new chapter adds its files under these names, and a region to its page.
+below the table. A new chapter adds its files under these names, and a region to its page. The plots are the functions
+marked @plot in plots.py; they take what the files have.
 """
-import csv
 import re
 import sys
-import textwrap
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent
-ROOT = RESULTS.parent.parent
-WIDTH = 160  # of a note's lines
+import claims  # noqa: F401, it enters its tables
+from measured import ROOT, TableError
+from plots import PLOTS
+from tables import TABLES
+
 REGION = re.compile(r"^<!-- table (?P<call>[^\n]*?) -->\n(?P<text>.*?)^<!-- end table -->$", re.MULTILINE | re.DOTALL)
-TABLES = {}
-
-
-class TableError(Exception):
-    """A region that cannot be filled, in one line."""
-
-
-def table(function):
-    TABLES[function.__name__] = function
-    return function
-
-
-# ---- Reading
-
-
-def read(name):
-    """Rows of a CSV file as dictionaries, and its comment lines."""
-    path = RESULTS / name
-    if not path.is_file():
-        raise TableError(f"there is no docs/results/{name}")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    comments = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
-    return list(csv.DictReader(line for line in lines if line and not line.startswith("#"))), comments
-
-
-def rates(comments):
-    """fp32 FLOP/s and HBM bytes/s that `flashsteps bench` measured in the same run."""
-    text = " ".join(comments)
-    flops, copy = re.search(r"([\d.]+) TFLOP/s fp32", text), re.search(r"copy ([\d.]+) GB/s", text)
-    if not flops or not copy:
-        raise TableError("the comments do not say '… TFLOP/s fp32, copy … GB/s'")
-    return float(flops[1]) * 1e12, float(copy[1]) * 1e9
-
-
-SHAPE = ("head_dim", "causal", "seq", "batch", "heads")
-DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-PEERS = {"math": "PyTorch, unfused", "efficient": "PyTorch, memory-efficient", "flash2": "PyTorch, FlashAttention-2", "cudnn": "PyTorch, cuDNN"}
-
-
-def peer_rows(dtype, what):
-    """PyTorch's attention in this precision and pass, from whichever h200_peers_*.csv has it, and those files' comments."""
-    rows, sources = [], []
-    for path in sorted(RESULTS.glob("h200_peers_*.csv")):
-        data, comments = read(path.name)
-        mine = [r for r in data if DTYPES.get(r["dtype"], r["dtype"]) == dtype and r["peer"] in PEERS and r["what"] == what]
-        if mine:
-            rows += mine
-            sources.append((path.name, comments))
-    return rows, sources
-
-
-def same_shape(a, b):
-    return all(int(a[key]) == int(b[key]) for key in SHAPE)
-
-
-# ---- Writing
-
-
-def number(x, digits=3):
-    """Three significant digits, no exponent: 0.765, 34.4, 359, 1,080."""
-    if x == 0:
-        return "0"
-    x = float(f"{x:.{digits}g}")
-    decimals = max(0, digits - len(str(int(abs(x)))) if abs(x) >= 1 else digits - 1 - int(f"{x:e}".split("e")[1]))
-    return f"{x:,.{decimals}f}"
-
-
-def percent(x):
-    x = float(x)
-    return "< 0.1" if 0 < x < 0.1 else f"{x:.1f}" if x < 10 else f"{x:.0f}"
-
-
-def markdown(titles, rows, sources, links):
-    """A table whose first column is text and the others numbers; `sources` are (file, comments)."""
-    lines = ["| " + " | ".join(titles) + " |", "|---" + "|---:" * (len(titles) - 1) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    for name, comments in sources:
-        note = f"[{name}]({links}{name}): " + "; ".join(comments)
-        note = re.sub(r"([*_<|])", r"\\\1", note.replace(f"[{name}]({links}{name})", "\0")).replace("\0", f"[{name}]({links}{name})")
-        lines += [""] + textwrap.wrap(f"*{note}*", WIDTH, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines) + "\n"
-
-
-# ---- The tables
-
-
-@table
-def counters(links, chapter):
-    name = f"h200_ncu_{chapter}.csv"
-    data, comments = read(name)
-    rows = []
-    for r in data:
-        x = {key: float(value) for key, value in r.items() if key != "kernel"}
-        seconds = x["gpu__time_duration.sum"] * 1e-9
-        read_bytes, written = x["dram__bytes_read.sum"], x["dram__bytes_write.sum"]
-
-        def per_request(kind):
-            requests = x[f"l1tex__t_requests_pipe_lsu_mem_global_op_{kind}.sum"]
-            return f"{x[f'l1tex__t_sectors_pipe_lsu_mem_global_op_{kind}.sum'] / requests:.1f}" if requests else "–"
-
-        rows.append([f"`{r['kernel']}`", number(seconds * 1e3), number(read_bytes / 1e9), number(written / 1e9),
-                     number((read_bytes + written) / seconds / 1e12)]
-                    + [percent(x[f"{unit}__throughput.avg.pct_of_peak_sustained_elapsed"]) for unit in ("dram", "l1tex", "sm")]
-                    + [per_request("ld"), per_request("st")])
-    titles = ["kernel", "ms", "HBM read, GB", "HBM written, GB", "HBM TB/s", "HBM busy, %", "L1 busy, %", "SM busy, %",
-              "sectors a load", "sectors a store"]
-    return markdown(titles, rows, [(name, comments)], links)
-
-
-@table
-def counters_compared(links):
-    """A row a chapter and counter: how many kernels and shapes were compared, how many agree to 2 %, the rest by name."""
-    name = "h200_counters.csv"
-    data, comments = read(name)
-    groups = {}
-    for r in data:
-        executor, gpu = float(r["executor"]), float(r["gpu"] or 0)
-        group = groups.setdefault((r["step"][:2], r["counter"]), [0, 0, {}])
-        whole = gpu
-        if r["counter"] == "bank conflicts":  # a share of the wavefronts
-            whole = next(float(w["gpu"]) for w in data if w["counter"] == "shared wavefronts"
-                         and all(w[key] == r[key] for key in ("step", "shape", "kernel")))
-        same = abs(executor - gpu) <= 0.02 * whole
-        group[0] += 1
-        group[1] += same
-        if not same:
-            group[2].setdefault(f"{r['step'].split('/')[1]}: `{r['kernel']}`", []).append(f"{executor / gpu:.2f}" if gpu else f"{executor:.0f} to 0")
-    rows = []
-    for (chapter, counter), (compared, agree, apart) in sorted(groups.items()):
-        others = "; ".join(f"{kernel} {', '.join(ratios)}" for kernel, ratios in apart.items())
-        rows.append([chapter, counter, str(compared), str(agree), others or "–"])
-    titles = ["chapter", "counter", "compared", "agree to 2 %", "the others: executor against GPU"]
-    return markdown(titles, rows, [(name, comments)], links)
-
-
-@table
-def speed(links, chapter, what):
-    name = f"h200_bench_{chapter}.csv"
-    data, comments = read(name)
-    data = [r for r in data if r["pass"] == what and r["causal"] == "0"]
-    if not data:
-        raise TableError(f"docs/results/{name} has no row of pass '{what}'")
-    steps = list(dict.fromkeys(r["step"] for r in data))
-    dtype, head_dim = data[0]["dtype"], data[0]["head_dim"]
-    data = [r for r in data if r["dtype"] == dtype and r["head_dim"] == head_dim]
-    peers, sources = peer_rows(dtype, what)
-    shown = [peer for peer in PEERS if any(same_shape(r, p) for r in data for p in peers if p["peer"] == peer)]
-
-    titles = ["N"]
-    for step in steps:
-        titles += [f"`{step.split('/')[1]}`: ms", "TFLOP/s", "scratch, GB"]
-    for peer in shown:
-        titles += [f"{PEERS[peer]}: TFLOP/s", "memory, GB"]
-    rows = []
-    for seq in sorted({int(r["seq"]) for r in data}):
-        row = [f"{seq:,}"]
-        for step in steps:
-            mine = [r for r in data if r["step"] == step and int(r["seq"]) == seq]
-            row += [number(float(mine[0]["ms"])), number(float(mine[0]["tflops"])),
-                    number(float(mine[0]["scratch_bytes"]) / 1e9)] if mine else ["–"] * 3
-        shape = next(r for r in data if int(r["seq"]) == seq)
-        for peer in shown:
-            mine = [p for p in peers if p["peer"] == peer and same_shape(shape, p)]
-            row += [number(float(mine[0]["tflops"])), number(float(mine[0]["peak_extra_mb"]) / 1e3)] if mine else ["–"] * 2
-        rows.append(row)
-    return markdown(titles, rows, [(name, comments)] + (sources if shown else []), links)
-
-
-@table
-def shapes(links, chapter, what):
-    """TFLOP/s by length, for each head dim, with and without a causal mask, in the precision of the file's first row."""
-    name = f"h200_bench_{chapter}.csv"
-    data, comments = read(name)
-    dtype = data[0]["dtype"]
-    peers, sources = peer_rows(dtype, what)
-    data = [r for r in data if r["pass"] == what and r["dtype"] == dtype]
-    lengths = sorted({int(r["seq"]) for r in data})
-    rows = []
-    for head_dim, causal in sorted({(int(r["head_dim"]), r["causal"]) for r in data}):
-        def mine(rows_of_all):
-            return [r for r in rows_of_all if int(r["head_dim"] or 0) == head_dim and r["causal"] == causal]
-
-        by_name = {}
-        for r in mine(data):
-            by_name.setdefault(f"`{r['step'].split('/')[1]}`", {})[int(r["seq"])] = float(r["tflops"])
-        for r in mine(peers):
-            by_name.setdefault(PEERS[r["peer"]], {})[int(r["seq"])] = float(r["tflops"])
-        for who, tflops in by_name.items():
-            rows.append([who, str(head_dim), "causal" if causal == "1" else "full"]
-                        + [number(tflops[n]) if n in tflops else "–" for n in lengths])
-    titles = ["TFLOP/s", "D", "mask"] + [f"N {n:,}" for n in lengths]
-    return markdown(titles, rows, [(name, comments)] + sources, links)
-
-
-@table
-def ladder(links, what, last="99"):
-    """TFLOP/s of every step, full attention, head dim 64."""
-    lengths, rows, sources, base = (1024, 2048, 4096), [], [], {}
-    dtypes = []
-    for path in sorted(RESULTS.glob("h200_bench_*.csv")):
-        if path.name[len("h200_bench_"):][:2] > last:
-            continue
-        data, comments = read(path.name)
-        data = [r for r in data if r["pass"] == what and r["causal"] == "0" and r["head_dim"] == "64" and r["dtype"] == data[0]["dtype"]]
-        for step, dtype in dict.fromkeys((r["step"], r["dtype"]) for r in data):
-            by_length = {int(r["seq"]): r for r in data if (r["step"], r["dtype"]) == (step, dtype)}
-            base = base or by_length
-            tflops = {n: float(by_length[n]["tflops"]) for n in lengths if n in by_length}
-            rows.append([f"`{step}`", dtype] + [number(tflops[n]) if n in tflops else "–" for n in lengths]
-                        + [number(tflops[2048] / float(base[2048]["tflops"])) if 2048 in tflops and 2048 in base else "–",
-                           number(float(by_length[4096]["scratch_bytes"]) / 1e9) if 4096 in by_length else "–"])
-            if dtype not in dtypes:
-                dtypes.append(dtype)
-        if data:
-            sources.append((path.name, comments))
-    for dtype in dtypes:
-        peers, peer_sources = peer_rows(dtype, what)
-        peers = [p for p in peers if p["causal"] == "0" and p["head_dim"] == "64"]
-        for peer in PEERS:
-            by_length = {int(p["seq"]): p for p in peers if p["peer"] == peer}
-            if by_length:
-                rows.append([PEERS[peer], dtype] + [number(float(by_length[n]["tflops"])) if n in by_length else "–" for n in lengths]
-                            + [number(float(by_length[2048]["tflops"]) / float(base[2048]["tflops"])) if 2048 in by_length else "–",
-                               number(float(by_length[4096]["peak_extra_mb"]) / 1e3) if 4096 in by_length else "–"])
-        sources += [s for s in peer_sources if s not in sources] if peers else []
-    titles = ["step", "precision", "N 1k", "2k", "4k: TFLOP/s", "× 02 at 2k", "scratch at 4k, GB"]
-    return markdown(titles, rows, sources, links)
-
-
-@table
-def paper_traffic(links):
-    """HBM bytes and time, forward and backward, of chapter 02 against 05 + 06, and the ratio."""
-    name = "h200_ncu_paper_shape.csv"
-    if not (RESULTS / name).is_file():
-        return f"*Not measured yet: there is no {name}.*\n"
-    data, comments = read(name)
-    totals = {}
-    for r in data:
-        total = totals.setdefault(r["chapter"].zfill(2)[:2], [0.0, 0.0, 0.0])
-        for i, column in enumerate(("dram_read_bytes", "dram_write_bytes", "ns")):
-            total[i] += float(r[column])
-    shown = [("02, forward and backward", "02"), ("05, forward", "05"), ("06, backward", "06")]
-    missing = [chapter for _, chapter in shown if chapter not in totals]
-    rows = [(title, totals[chapter]) for title, chapter in shown if chapter in totals]
-    if "05" not in missing and "06" not in missing:
-        rows.append(("05 + 06", [a + b for a, b in zip(totals["05"], totals["06"])]))
-    rows = [(title, (r, w, r + w, ns)) for title, (r, w, ns) in rows]
-    cells = [[title] + [number(x / unit) for x, unit in zip(row, (1e9, 1e9, 1e9, 1e6))] for title, row in rows]
-    if not missing:
-        cells.append(["02 : (05 + 06)"] + [f"{number(a / b)} ×" if b else "–" for a, b in zip(rows[0][1], rows[-1][1])])
-    note = f"\n*Not measured yet: chapter {', '.join(missing)}.*\n" if missing else ""
-    return markdown(["kernels of chapter", "HBM read, GB", "HBM written, GB", "together, GB", "ms"], cells, [(name, comments)], links) + note
-
-
-@table
-def passes_02(links):
-    """The least that chapter 02's forward kernels compute and move at B 4, H 16, N 2,048, D 64."""
-    name = "h200_bench_02_naive_gpu.csv"
-    flops_rate, copy_rate = rates(read(name)[1])
-    B, H, N, D = 4, 16, 2048, 64
-    n, small = B * H * N * N, 4 * B * H * N * D  # elements of S; bytes of Q, of K, of V, of O
-    kernels = [("`scores`", "2D", "1 write", 2 * D * n, 1, 2), ("`mask`", "0", "1 write", 0, 1, 0),
-               ("`softmax`", "7", "3 reads, 1 write", 7 * n, 4, 0), ("`dropout`", "1", "1 read, 1 write", n, 2, 0),
-               ("`weighted_sum`", "2D", "1 read", 2 * D * n, 1, 2)]
-    kernels.append(("together", "4D + 8", "9", sum(k[3] for k in kernels), sum(k[4] for k in kernels), sum(k[5] for k in kernels)))
-    rows = []
-    for kernel, per_element, passes, flops, matrices, small_ones in kernels:
-        moved = matrices * 4 * n + small_ones * small
-        rows.append([kernel, per_element, passes, number(flops / 1e9), number(moved / 1e9), number(flops / moved),
-                     number(flops / flops_rate * 1e3), number(moved / copy_rate * 1e3)])
-    titles = ["kernel", "FLOPs an element of S", "passes over an N² matrix", "GFLOP", "GB", "FLOP/byte",
-              f"ms at {flops_rate / 1e12:.1f} TFLOP/s", f"ms at {copy_rate / 1e12:.2f} TB/s"]
-    return markdown(titles, rows, [], links)
 
 
 # ---- The pages
@@ -353,6 +82,7 @@ def main(arguments):
         for path in pages():
             text = path.read_text(encoding="utf-8")
             results.append((path, *filled(path, text)))
+        drawings = {ROOT / "docs" / "figures" / name: draw() for name, draw in PLOTS.items()}
     except TableError as error:
         print(f"make_tables.py: {error}", file=sys.stderr)
         return 2
@@ -362,6 +92,12 @@ def main(arguments):
             print(f"{path.relative_to(ROOT)}:{line}: table '{call}' " + ("is stale" if arguments else "written"))
         if stale and not arguments:
             path.write_text(text, encoding="utf-8")
+    for path, text in drawings.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            any_stale = True
+            print(f"{path.relative_to(ROOT)}: " + ("is stale" if arguments else "drawn"))
+            if not arguments:
+                path.write_text(text, encoding="utf-8")
     return 1 if any_stale and arguments else 0
 
 

@@ -61,7 +61,10 @@ std::string line_plot_svg(const std::string& title, const std::string& x_label, 
 
   std::ostringstream svg;
   svg.precision(6);
-  svg << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << kWidth << " " << kHeight
+  size_t longest = 0;
+  for (const Series& s : series) longest = std::max(longest, s.name.size());
+  const double width = kWidth - kRight + std::max(kRight, 50 + 6.2 * double(longest));  // the names are of 11 points
+  svg << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << " " << kHeight
       << "\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n"
       << "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
       << "<text x=\"" << kLeft << "\" y=\"26\" font-size=\"16\">" << escaped(title) << "</text>\n";
@@ -78,14 +81,17 @@ std::string line_plot_svg(const std::string& title, const std::string& x_label, 
       << ") rotate(-90)\" text-anchor=\"middle\">" << escaped(y_label) << "</text>\n";
   for (size_t i = 0; i < series.size(); i++) {
     const char* colour = kColours[i % kColours.size()];
-    svg << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << colour << "\" points=\"";
+    const char* dash = series[i].dashed ? " stroke-dasharray=\"6 4\"" : "";
+    svg << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << colour << "\"" << dash << " points=\"";
     for (const auto& [x, y] : series[i].points) svg << place_x(x) << "," << place_y(y) << " ";
     svg << "\"/>\n";
-    for (const auto& [x, y] : series[i].points)
+    for (const auto& [x, y] : series[i].points) {
+      if (series[i].dashed) break;
       svg << "<circle r=\"3\" fill=\"" << colour << "\" cx=\"" << place_x(x) << "\" cy=\"" << place_y(y) << "\"/>\n";
+    }
     const double y = kTop + 10 + 20 * double(i);
-    svg << "<line stroke-width=\"2\" stroke=\"" << colour << "\" x1=\"" << kWidth - kRight + 14 << "\" x2=\""
-        << kWidth - kRight + 34 << "\" y1=\"" << y << "\" y2=\"" << y << "\"/><text font-size=\"11\" x=\""
+    svg << "<line stroke-width=\"2\" stroke=\"" << colour << "\"" << dash << " x1=\"" << kWidth - kRight + 14
+        << "\" x2=\"" << kWidth - kRight + 34 << "\" y1=\"" << y << "\" y2=\"" << y << "\"/><text font-size=\"11\" x=\""
         << kWidth - kRight + 40 << "\" y=\"" << y + 4 << "\">" << escaped(series[i].name) << "</text>\n";
   }
   svg << "</svg>\n";

@@ -10,8 +10,10 @@ namespace flash::cli {
 struct Series {
   std::string name;
   std::vector<std::pair<double, double>> points;  // x > 0, on a logarithmic axis; y ≥ 0
+  bool dashed = false;                            // a line that is not measured, such as a bound
 };
 
+// Drawn as docs/results/svg.py draws the plots of the pages.
 std::string line_plot_svg(const std::string& title, const std::string& x_label, const std::string& y_label,
                           const std::vector<Series>& series);
 

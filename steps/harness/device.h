@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "harness/step.h"
 
@@ -42,8 +43,9 @@ class Device {
 
   // Waits for all launches. Throws KernelFault if one of them failed.
   virtual void synchronize() = 0;
-  // Milliseconds that the work launched by `work` takes on the device.
-  virtual double time_ms(const std::function<void()>& work) = 0;
+  // Milliseconds that the work launched by each of work(0), work(1), … work(count − 1) takes on the device. Launches are
+  // queued one behind the other, so that a short kernel does not wait for the host.
+  virtual std::vector<double> times_ms(int count, const std::function<void(int)>& work) = 0;
 
   // What kernels compiled as Target::cpu_observed have moved since the last reset; nothing on a GPU.
   virtual void reset_traffic() {}
@@ -55,6 +57,21 @@ Device& cpu_device();
 
 // The GPU in use, or null; then `why` says in one line what is missing (no CUDA in this build, no driver, no GPU, …).
 Device* gpu_device(std::string* why);
+
+// The number of the GPU that holds this memory. Throws Error where none does, with `name` for what was to be there.
+int gpu_holding(const void* memory, const std::string& name);
+
+// Makes a GPU the calling thread's current one until the end of the scope; with no number leaves it as it is.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(std::optional<int> number);
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+  ~CurrentGpu();
+
+ private:
+  std::optional<int> before_;
+};
 
 // An array in device memory, freed at the end of its scope.
 class Buffer {

@@ -1,6 +1,7 @@
 // The GPU as a Device: memory with guard zones, transfers, event timing; and the checks before a launch.
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #include "harness/cuda_target.h"
@@ -76,14 +77,21 @@ class GpuDevice : public Device {
 
   void synchronize() override { check_cuda(cudaDeviceSynchronize(), "running a kernel"); }
 
-  double time_ms(const std::function<void()>& work) override {
-    check_cuda(cudaEventRecord(events_.start), "cudaEventRecord");
-    work();
-    check_cuda(cudaEventRecord(events_.stop), "cudaEventRecord");
-    check_cuda(cudaEventSynchronize(events_.stop), "running a kernel");
-    float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, events_.start, events_.stop), "cudaEventElapsedTime");
-    return ms;
+  std::vector<double> times_ms(int count, const std::function<void(int)>& work) override {
+    const std::vector<Event> events(size_t(count) * 2);
+    for (int i = 0; i < count; i++) {
+      check_cuda(cudaEventRecord(events[2 * size_t(i)].event), "cudaEventRecord");
+      work(i);
+      check_cuda(cudaEventRecord(events[2 * size_t(i) + 1].event), "cudaEventRecord");
+    }
+    synchronize();
+    std::vector<double> times;
+    for (size_t i = 0; i < events.size(); i += 2) {
+      float ms = 0;
+      check_cuda(cudaEventElapsedTime(&ms, events[i].event, events[i + 1].event), "cudaEventElapsedTime");
+      times.push_back(ms);
+    }
+    return times;
   }
 
  private:
@@ -91,16 +99,15 @@ class GpuDevice : public Device {
     void* raw;
     size_t bytes;
   };
-  struct Events {
-    cudaEvent_t start{}, stop{};
-    Events() {
-      check_cuda(cudaEventCreate(&start), "cudaEventCreate");
-      check_cuda(cudaEventCreate(&stop), "cudaEventCreate");
-    }
+  struct Event {
+    cudaEvent_t event{};
+    Event() { check_cuda(cudaEventCreate(&event), "cudaEventCreate"); }
+    ~Event() { cudaEventDestroy(event); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
   };
   cudaDeviceProp properties_;
   std::map<void*, Block> blocks_;
-  Events events_;
 };
 
 // Dotted, as NVIDIA prints versions: 13000 → 13.0
@@ -129,14 +136,16 @@ inline namespace gpu {
 
 // What the GPU in use can do.
 static const cudaDeviceProp& gpu_limits() {
-  static const cudaDeviceProp limits = [] {
-    int device = 0;
-    cudaDeviceProp p{};
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties");
-    return p;
-  }();
-  return limits;
+  static std::mutex mutex;
+  static std::map<int, cudaDeviceProp> known;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  const std::lock_guard lock(mutex);
+  const auto entry = known.find(device);
+  if (entry != known.end()) return entry->second;
+  cudaDeviceProp limits{};
+  check_cuda(cudaGetDeviceProperties(&limits, device), "cudaGetDeviceProperties");
+  return known.emplace(device, limits).first->second;
 }
 
 size_t shared_memory_limit() { return gpu_limits().sharedMemPerBlockOptin; }
@@ -188,6 +197,27 @@ Device* gpu_device(std::string* why) {
   }();
   if (why) *why = reason;
   return device.get();
+}
+
+int gpu_holding(const void* memory, const std::string& name) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, memory), name + ": asking where it lies");
+  if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
+    throw Error(name + ": lies in host memory; the GPU needs it in its own");
+  return attributes.device;
+}
+
+CurrentGpu::CurrentGpu(std::optional<int> number) {
+  if (!number) return;
+  int current = 0;
+  check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == *number) return;
+  check_cuda(cudaSetDevice(*number), "cudaSetDevice");
+  before_ = current;
+}
+
+CurrentGpu::~CurrentGpu() {
+  if (before_) cudaSetDevice(*before_);
 }
 
 }  // namespace flash

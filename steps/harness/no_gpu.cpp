@@ -12,6 +12,11 @@ Device* gpu_device(std::string* why) {
   return nullptr;
 }
 
+int gpu_holding(const void*, const std::string&) { throw Error(kNoGpuCode); }
+
+CurrentGpu::CurrentGpu(std::optional<int>) {}
+CurrentGpu::~CurrentGpu() = default;
+
 Rates measure_rates(Device&) { throw Error(kNoGpuCode); }
 
 }  // namespace flash

@@ -30,7 +30,10 @@ class PreparedStep {
   void launch_quantisation() const { quantise_(problem_, tensors_, nullptr); }
   void launch_pass() const { run_(problem_, tensors_, nullptr); }
 
-  // Waits for the launches, verifies the guard zones and copies back the results: O and LSE, or dQ, dK and dV; and with
+  // Waits for the launches and verifies the guard zones; throws KernelFault.
+  void check_guards() const;
+
+  // The same, and copies back the results: O and LSE, or dQ, dK and dV; and with
   // these O and LSE too, where the chapter's forward pass was run for them.
   HostTensors finish() const;
 

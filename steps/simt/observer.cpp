@@ -8,7 +8,7 @@
 
 #include "harness/error.h"
 
-extern "C" char __executable_start, _end;  // the program's image, by the linker
+extern "C" char __ehdr_start, _end;  // the program's image, by the linker
 
 namespace simt {
 namespace {
@@ -162,7 +162,7 @@ Site* Observer::site_of(uintptr_t address, unsigned size, bool write, const void
     region = &dynamic_;
   } else {
     region = device_region_at(address);
-    const bool is_image = address - uintptr_t(&__executable_start) < uintptr_t(&_end - &__executable_start);
+    const bool is_image = address - uintptr_t(&__ehdr_start) < uintptr_t(&_end - &__ehdr_start);
     const bool is_argument = address - uintptr_t(launch_->arguments) < launch_->argument_bytes;
     if (!region && (is_image || is_argument)) return nullptr;
   }

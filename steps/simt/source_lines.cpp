@@ -27,11 +27,19 @@ std::string place_of(const std::string& frame) {
 
 std::string without_folders(const std::string& place) { return place.substr(place.rfind('/') + 1); }
 
+// As one word of a shell command. addr2line's own /proc/self would be another program's.
+std::string quoted(const std::string& file) {
+  if (file == "/proc/self/exe") return "/proc/" + std::to_string(getpid()) + "/exe";
+  std::string word = "'";
+  for (const char c : file) word += c == '\'' ? "'\\''" : std::string(1, c);
+  return word + "'";
+}
+
 // Asks for many addresses at once. addr2line answers each with a line 0x…, then the innermost of the frames inlined
 // there, then those around it: the first one that is not of the executor's headers is the kernel's.
 void look_up(const std::vector<const void*>& codes) {
   if (codes.empty()) return;
-  std::string command = "addr2line -a -i -e /proc/" + std::to_string(getpid()) + "/exe";
+  std::string command = "addr2line -a -i -e " + quoted(program_file());
   for (const void* code : codes) {
     known[code] = "?";
     char address[32];

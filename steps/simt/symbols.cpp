@@ -1,5 +1,5 @@
-// Reads the symbol table of the program's own file (ELF, not stripped); neither dladdr() nor the C++ library know of
-// functions and variables in unnamed namespaces.
+// Reads the symbol table of the file that this code lies in, the program or a shared library (ELF, not stripped);
+// neither dladdr() nor the C++ library know of functions and variables in unnamed namespaces.
 #include "simt/symbols.h"
 
 #include <cxxabi.h>
@@ -14,8 +14,43 @@
 #include <cstdlib>
 #include <map>
 
+#include "simt/block.h"
+
 namespace simt {
 namespace {
+
+// The loaded file that holds this very code.
+struct Module {
+  size_t load_address = 0;
+  std::string file = "/proc/self/exe";
+  unsigned char* thread_storage = nullptr;  // the calling thread's copy
+  size_t thread_storage_bytes = 0;
+};
+
+int take_if_own(dl_phdr_info* loaded, size_t, void* result) {
+  const size_t here = size_t(&take_if_own) - loaded->dlpi_addr;
+  Module found;
+  bool own = false;
+  for (int i = 0; i < loaded->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& part = loaded->dlpi_phdr[i];
+    own |= part.p_type == PT_LOAD && here - part.p_vaddr < part.p_memsz;
+    if (part.p_type == PT_TLS) {
+      found.thread_storage = static_cast<unsigned char*>(loaded->dlpi_tls_data);
+      found.thread_storage_bytes = part.p_memsz;
+    }
+  }
+  if (!own) return 0;
+  found.load_address = loaded->dlpi_addr;
+  if (*loaded->dlpi_name) found.file = loaded->dlpi_name;  // the program itself has no name
+  *static_cast<Module*>(result) = found;
+  return 1;
+}
+
+Module own_module() {
+  Module module;
+  dl_iterate_phdr(take_if_own, &module);
+  return module;
+}
 
 struct Symbol {
   size_t begin, end;  // of a function: from the program's load address
@@ -51,7 +86,7 @@ void read_symbols(const unsigned char* elf, SymbolTable& table) {
 const SymbolTable& symbol_table() {
   static const SymbolTable table = [] {
     SymbolTable table;
-    const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    const int file = open(own_module().file.c_str(), O_RDONLY | O_CLOEXEC);
     struct stat status;
     if (file >= 0 && fstat(file, &status) == 0) {
       const size_t bytes = size_t(status.st_size);
@@ -155,16 +190,8 @@ std::string template_name(const std::string& name) { return name.substr(0, name.
 
 }  // namespace
 
-size_t load_address() {
-  size_t address = 0;
-  dl_iterate_phdr(
-      [](dl_phdr_info* program, size_t, void* result) {
-        *static_cast<size_t*>(result) = program->dlpi_addr;
-        return 1;  // the program itself comes first
-      },
-      &address);
-  return address;
-}
+size_t load_address() { return own_module().load_address; }
+std::string program_file() { return own_module().file; }
 
 const std::string& kernel_name(const void* kernel) { return kernel_at(kernel).name; }
 const std::vector<SharedVariable>& shared_variables_of(const void* kernel) { return kernel_at(kernel).variables; }
@@ -194,17 +221,10 @@ bool is_of_another_kernel(const SharedVariable& variable, const void* address) {
 }
 
 ThreadStorage thread_storage() {
-  ThreadStorage storage;
-  dl_iterate_phdr(
-      [](dl_phdr_info* program, size_t, void* result) {
-        for (int i = 0; i < program->dlpi_phnum; ++i)
-          if (program->dlpi_phdr[i].p_type == PT_TLS)
-            *static_cast<ThreadStorage*>(result) = {static_cast<unsigned char*>(program->dlpi_tls_data),
-                                                    program->dlpi_phdr[i].p_memsz};
-        return 1;  // the program itself comes first; the libraries are none of our business
-      },
-      &storage);
-  return storage;
+  // A library's storage is made when a thread first asks for a variable in it.
+  [[maybe_unused]] BlockRunner* volatile one_of_them = runner;
+  const Module module = own_module();
+  return {module.thread_storage, module.thread_storage_bytes};
 }
 
 }  // namespace simt

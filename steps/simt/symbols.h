@@ -1,4 +1,5 @@
-// What the running program's own file says about it: names of kernels and shared variables, lines of source.
+// What the file that holds this code, a program or a shared library, says about it: names of kernels and shared
+// variables, lines of source. "The program" below means either.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -8,6 +9,7 @@ namespace simt {
 
 // What to take from an address in memory to get the address in the program's file.
 size_t load_address();
+std::string program_file();
 
 // "scores<64>" for the address of a kernel.
 const std::string& kernel_name(const void* kernel);
