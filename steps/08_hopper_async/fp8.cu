@@ -49,7 +49,7 @@ struct Fp8Arguments : Order {
 
 // What goes with a tile of Q, and with a tile of K.
 template <class Shape>
-struct Task {
+struct alignas(16) Task {
   Work work;
   float q_scale[Shape::kQScales], v_scale;  // of its tiles of Bc rows, from the first; V's largest
 };
@@ -64,7 +64,7 @@ struct Shared {
   uint8_t V[Shape::kStages][Shape::D][Shape::kKeys];
   Mbarrier q_full[2], q_empty[2];
   Mbarrier k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
-  alignas(16) Task<Shape> task[2];
+  Task<Shape> task[2];
   Factors factors[Shape::kStages];
 };
 
@@ -432,7 +432,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     float limit = -INFINITY;  // fp8_softmax_ahead
     float v_scale = 0.0f, scale = 0.0f, bias = 0.0f;
-    const float q_scale = read(s.task[q].q_scale[(row - lane / 4) / Bc - w.row0 / Bc]);
+    const float q_scale = w.key_tiles > 0 ? read(s.task[q].q_scale[(row - lane / 4) / Bc - w.row0 / Bc]) : 0.0f;
     const auto take_factors = [&](unsigned turn) {  // of a tile whose scores are computed
       const Factors& factors = s.factors[turn % kStages];
       // Scale 0 would make NaN of a masked −∞; the smallest number there is makes every visible score 0 just as well.

@@ -55,7 +55,18 @@ __device__ __forceinline__ float number(const Eight<T>& eight, int i) {
   return __uint_as_float(i % 2 ? eight.word[i / 2] & 0xffff0000u : eight.word[i / 2] << 16);
 }
 
-// The largest of all threads' x. `part` is 16 floats of shared memory that nobody else has used since the last but one
+// The bits of the largest magnitude among eight, as a float. The bits of magnitudes are ordered as they are, ∞ and NaN
+// come after all numbers.
+template <class T>
+__device__ __forceinline__ uint32_t largest_bits(const Eight<T>& eight) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (const uint32_t word : eight.word)
+    bits = sizeof(T) == 4 ? max(bits, word & 0x7fffffff) : max(bits, max(word & 0x7fff0000, word << 16 & 0x7fff0000));
+  return bits;
+}
+
+// The largest of all threads' x. `part` is 32 floats of shared memory that nobody else has used since the last but one
 // barrier.
 __device__ __forceinline__ float block_max(float x, float* part) {
 #pragma unroll
@@ -73,9 +84,8 @@ enum class Scales { of_tiles, measure, of_tensor };
 // NaN in its place, and whoever meets that looks at the given numbers.
 __device__ inline float factor_for(float scale, float most) { return most < INFINITY ? 1.0f / scale : NAN; }
 
-// ---- Q and K: four threads a row, a block a tile of Bc = blockDim / 4 rows and one scale. Blocks stay, and take every
-// gridDim-th tile. The kernels of this file run beside one another (launch_early), and wait for the one before them at
-// the latest at their end.
+// ---- Q and K: a thread has 32 columns of a row, a block a tile of Bc rows and one scale. Blocks stay, as many as fit at
+// 64 registers a thread, and take every gridDim-th tile.
 template <class T>
 struct Rows {
   const T* from;  // [heads][rows][D]
@@ -86,68 +96,64 @@ struct Rows {
   uint32_t minus[8];  // which columns change their sign, before the rotation: a bit for each
 };
 
+template <int D>
+constexpr int kLanes = D / 32;  // threads of a row
+template <int D>
+constexpr int kMostThreads = 128 * kLanes<D>;  // of a tile of 128 rows
+
 // x becomes x H: a row times the Hadamard matrix of D × D, all whose elements are ±1. It is made of log2(D) rounds of
 // sums and differences of pairs: of columns of one thread, then of the same columns of two threads.
-template <int n>
-__device__ __forceinline__ void rotate(float (&x)[n]) {
+template <int kLanes>
+__device__ __forceinline__ void rotate(float (&x)[32]) {
 #pragma unroll
-  for (int bit = 1; bit < n; bit *= 2)
+  for (int bit = 1; bit < 32; bit *= 2)
 #pragma unroll
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < 32; i++) {
       if (i & bit) continue;
       const float sum = x[i] + x[i | bit];
       x[i | bit] = x[i] - x[i | bit], x[i] = sum;
     }
 #pragma unroll
-  for (int lane = 1; lane < 4; lane *= 2) {
+  for (int lane = 1; lane < kLanes; lane *= 2) {
     const float sign = threadIdx.x & lane ? -1.0f : 1.0f;
 #pragma unroll
-    for (int i = 0; i < n; i++) x[i] = fmaf(x[i], sign, __shfl_xor_sync(~0u, x[i], lane));
+    for (int i = 0; i < 32; i++) x[i] = fmaf(x[i], sign, __shfl_xor_sync(~0u, x[i], lane));
   }
 }
 
-// Registers that a thread keeps of its row, as floats, and of the next one as it lies in memory, which is on its way
-// while this one is rotated; if that is not too much.
 template <class T, int D>
-constexpr int kFetched = D / 16 * int(sizeof(T));
-template <class T, int D>
-constexpr int kKept = D / 4;
-template <class T, int D>
-constexpr bool kFetchAhead = kFetched<T, D> + kKept<T, D> <= 96;
-template <class T, int D>
-constexpr int kBlocks = kFetched<T, D> + kKept<T, D> <= 48 ? 2 : 1;  // of 512 threads, on a multiprocessor
-
-template <class T, int D>
-__global__ void __launch_bounds__(512, kBlocks<T, D>)
+__global__ void __launch_bounds__(kMostThreads<D>, 1024 / kMostThreads<D>)
     quantise_rows(const Rows<T> q, const Rows<T> k, float* q_scale, float2* kv_scale, bool rotated, Scales scales,
                   float* largest_v_scale, int v_heads) {
-  constexpr int kColumns = D / 4;  // of a row that a thread has: 32 i + 8 t + 0 … 7
-  __shared__ float part[2][16];
+  constexpr bool kAhead = sizeof(T) == 2;  // the next row is on its way while this one is rotated
+  __shared__ float part[2][32];
   __shared__ uint32_t minus[2][8];
-  const int rows_of_tile = blockDim.x / 4, t = threadIdx.x % 4;
+  const int rows_of_tile = blockDim.x / kLanes<D>, t = threadIdx.x % kLanes<D>;
   grid_dependency_launch();
   if (scales == Scales::of_tensor) grid_dependency_wait();
 
   // The tiles of Q come first, then those of K.
   const unsigned tiles = q.tiles + k.tiles;
-  const auto row_of_tile = [&](unsigned tile) {
-    const unsigned of_head = tile < q.tiles ? tile % unsigned(q.tiles_of_head) : (tile - q.tiles) % unsigned(k.tiles_of_head);
-    return int(of_head) * rows_of_tile + int(threadIdx.x) / 4;
-  };
   const auto rows_of = [&](unsigned tile) { return tile < q.tiles ? q.rows : k.rows; };
-  const auto place_of = [&](unsigned tile) {
-    const unsigned head = tile < q.tiles ? tile / unsigned(q.tiles_of_head) : (tile - q.tiles) / unsigned(k.tiles_of_head);
-    return (size_t(head) * rows_of(tile) + row_of_tile(tile)) * D + 8 * t;
+  const auto row_of = [&](unsigned tile) {
+    const unsigned in_head = tile < q.tiles ? tile % unsigned(q.tiles_of_head)  //
+                                            : (tile - q.tiles) % unsigned(k.tiles_of_head);
+    return int(in_head) * rows_of_tile + int(threadIdx.x) / kLanes<D>;
   };
-  Eight<T> fetched[kColumns / 8];
+  const auto place_of = [&](unsigned tile) {  // of the thread's first column: it has 8 i · kLanes + 8 t + 0 … 7
+    const unsigned head = tile < q.tiles ? tile / unsigned(q.tiles_of_head)  //
+                                         : (tile - q.tiles) / unsigned(k.tiles_of_head);
+    return (size_t(head) * rows_of(tile) + row_of(tile)) * D + 8 * t;
+  };
+  Eight<T> fetched[4];
   const auto fetch = [&](unsigned tile) {
-    const bool inside = tile < tiles && row_of_tile(tile) < rows_of(tile);
+    const bool inside = tile < tiles && row_of(tile) < rows_of(tile);
     const T* from = (tile < q.tiles ? q.from : k.from) + (inside ? place_of(tile) : 0);
 #pragma unroll
-    for (int i = 0; i < kColumns / 8; i++) fetched[i] = load_eight(from + 32 * i, inside);
+    for (int i = 0; i < 4; i++) fetched[i] = load_eight(from + 8 * kLanes<D> * i, inside);
   };
 
-  if (kFetchAhead<T, D>) fetch(blockIdx.x);
+  if (kAhead) fetch(blockIdx.x);
 #pragma unroll
   for (int i = 0; i < D / 32; i++)
     if (threadIdx.x == unsigned(i)) minus[0][i] = q.minus[i], minus[1][i] = k.minus[i];
@@ -155,19 +161,20 @@ __global__ void __launch_bounds__(512, kBlocks<T, D>)
     for (int head = threadIdx.x; head < v_heads; head += blockDim.x) largest_v_scale[head] = 0.0f;
   __syncthreads();
   for (unsigned tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, turn ^= 1) {
-    if (!kFetchAhead<T, D>) fetch(tile);
-    float x[kColumns];
+    if (!kAhead) fetch(tile);
+    float x[32];
 #pragma unroll
-    for (int i = 0; i < kColumns; i++) {
-      const uint32_t sign = minus[tile >= q.tiles][i / 8] >> 8 * t << (31 - i % 8) & 0x80000000u;
+    for (int i = 0; i < 32; i++) {
+      const uint8_t signs = reinterpret_cast<const uint8_t*>(minus[tile >= q.tiles])[i / 8 * kLanes<D> + t];
+      const uint32_t sign = uint32_t(signs) << (31 - i % 8) & 0x80000000u;
       x[i] = __uint_as_float(__float_as_uint(number(fetched[i / 8], i % 8)) ^ sign);
     }
-    if (kFetchAhead<T, D>) fetch(tile + gridDim.x);
-    if (rotated) rotate(x);
+    if (kAhead) fetch(tile + gridDim.x);
+    if (rotated) rotate<kLanes<D>>(x);
 
     float mine = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kColumns; i++) mine = fmaxf(mine, fabsf(x[i]));  // of a NaN and a number, the number
+    for (int i = 0; i < 32; i++) mine = fmaxf(mine, fabsf(x[i]));  // of a NaN and a number, the number
     const float most = block_max(mine < INFINITY ? mine : 0.0f, part[turn]);
     float* largest = tile < q.tiles ? q.largest : k.largest;
     if (scales == Scales::measure) {
@@ -182,14 +189,14 @@ __global__ void __launch_bounds__(512, kBlocks<T, D>)
       else
         kv_scale[tile - q.tiles].x = scale;
     }
-    if (row_of_tile(tile) >= rows_of(tile)) continue;
+    if (row_of(tile) >= rows_of(tile)) continue;
     uint8_t* to = (tile < q.tiles ? q.to : k.to) + place_of(tile);
 #pragma unroll
-    for (int i = 0; i < kColumns; i += 8) {
+    for (int i = 0; i < 32; i += 8) {
       const auto four = [&](int j) {
         return pack_e4m3(x[j] * factor, x[j + 1] * factor, x[j + 2] * factor, x[j + 3] * factor);
       };
-      *reinterpret_cast<uint2*>(to + 4 * i) = make_uint2(four(i), four(i + 4));
+      *reinterpret_cast<uint2*>(to + kLanes<D> * i) = make_uint2(four(i), four(i + 4));
     }
   }
   grid_dependency_wait();
@@ -216,12 +223,16 @@ constexpr int kColumnThreads = Bc / 4 * (D / 8) < 512 ? Bc / 4 * (D / 8) : 512;
 template <int D, int Bc>
 constexpr int kColumnUnits = Bc / 4 * (D / 8) / kColumnThreads<D, Bc>;
 
+template <class T, int D, int Bc>  // blocks on a multiprocessor: what registers allow
+constexpr int kColumnBlocks = kColumnUnits<D, Bc> * sizeof(T) == 2 ? 1536 / kColumnThreads<D, Bc>
+                              : kColumnUnits<D, Bc> * sizeof(T) == 4 ? 1024 / kColumnThreads<D, Bc> : 1;
+
 template <class T, int D, int Bc>
-__global__ void __launch_bounds__(kColumnThreads<D, Bc>, sizeof(T) * kColumnUnits<D, Bc> == 2 ? 2 : 1)
+__global__ void __launch_bounds__(kColumnThreads<D, Bc>, kColumnBlocks<T, D, Bc>)
     quantise_columns(const Columns<T> v, Scales scales) {
   constexpr int kThreads = kColumnThreads<D, Bc>, kWords = Bc / 4, kUnits = kColumnUnits<D, Bc>;
   __shared__ uint32_t transposed[D][kWords + 1];  // an odd distance: no bank conflicts
-  __shared__ float part[16];
+  __shared__ float part[32];
   const int head = blockIdx.x / v.tiles_of_head, key0 = blockIdx.x % v.tiles_of_head * Bc;
   grid_dependency_launch();
   if (scales == Scales::of_tensor) grid_dependency_wait();
@@ -239,11 +250,12 @@ __global__ void __launch_bounds__(kColumnThreads<D, Bc>, sizeof(T) * kColumnUnit
       const size_t at = inside ? (size_t(head) * v.keys + key) * D + column : 0;
       given[unit][i] = load_eight(v.from + at + unit * kNextUnit, inside);
     }
-  float mine = 0.0f;
+  uint32_t bits = 0;
 #pragma unroll
   for (int unit = 0; unit < kUnits; unit++)
 #pragma unroll
-    for (int i = 0; i < 32; i++) mine = fmaxf(mine, fabsf(number(given[unit][i / 8], i % 8)));
+    for (int i = 0; i < 4; i++) bits = max(bits, largest_bits(given[unit][i]));
+  const float mine = __uint_as_float(bits);
   const float most = block_max(mine < INFINITY ? mine : 0.0f, part);
 
   const float scale = scale_for(scales == Scales::of_tensor ? *v.largest : most), factor = factor_for(scale, mine);
@@ -295,8 +307,8 @@ void quantise_from(const Problem& p, const Tensors& t, const Quantised& to, Stre
                      p.Nk,                       k.tiles_of_head};
 
   const auto go = [&](Scales scales) {
-    const unsigned blocks = unsigned(kBlocks<T, D> * multiprocessors()) * (512 / (4 * Bc));
-    launch(quantise_rows<T, D>, std::min(q.tiles + k.tiles, blocks), 4 * Bc, 0, stream, q, k, to.q_scale, to.kv_scale,
+    const unsigned threads = Bc * kLanes<D>, blocks = unsigned(multiprocessors()) * (1024 / threads);
+    launch(quantise_rows<T, D>, std::min(q.tiles + k.tiles, blocks), threads, 0, stream, q, k, to.q_scale, to.kv_scale,
            p.quantisation.rotation, scales, to.largest + 3, int(p.kv_heads()));
     launch_early(quantise_columns<T, D, Bc>, k.tiles, kColumnThreads<D, Bc>, 0, stream, v, scales);
   };
