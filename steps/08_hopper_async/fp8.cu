@@ -47,14 +47,13 @@ struct Fp8Arguments : Order {
   float scale_log2;  // |scale| · log2(e), over D if Q and K are rotated
 };
 
-// What goes with a tile of Q, and with a tile of K.
+// What goes with a tile of Q: V's largest scale; the scales of its tiles of Bc rows, from the first; and those of its
+// first K and V, which is the last tile of them.
 template <class Shape>
 struct alignas(16) Task {
   Work work;
-  float q_scale[Shape::kQScales], v_scale;  // of its tiles of Bc rows, from the first; V's largest
-};
-struct Factors {
-  float scale, bias;  // of the scores; log2 of the scale of V, see below
+  float v_scale, q_scale[Shape::kQScales];
+  float2 kv_scale;
 };
 
 template <class Shape>
@@ -65,7 +64,6 @@ struct Shared {
   Mbarrier q_full[2], q_empty[2];
   Mbarrier k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
   Task<Shape> task[2];
-  Factors factors[Shape::kStages];
 };
 
 // The log2 of a scale of V, relative to the largest of the head: only ratios matter. Both are powers of two. Those far
@@ -83,9 +81,8 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Fp8Arguments& a,
     mbarrier_wait(&empty[turn % kStages], (turn / kStages & 1) ^ 1);  // the first round finds every stage empty
     return turn % kStages;
   };
-  const auto load_k = [&](unsigned turn, int j, int head, Factors factors) {
+  const auto load_k = [&](unsigned turn, int j, int head) {
     const unsigned stage = wait_for_stage(s.k_empty, turn);
-    s.factors[stage] = factors;
     mbarrier_arrive_expect_tx(&s.k_full[stage], sizeof s.K[0]);
 #pragma unroll 1
     for (int panel = 0; panel < kPanels; panel++)
@@ -100,28 +97,20 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Fp8Arguments& a,
   int tile = blockIdx.x;
   for (unsigned q_turn = 0;; q_turn++) {
     const Work w = work_of<Shape>(tile, a);
-    float v_scale = 0.0f;
-    const auto factors_of = [&](int j) {
-      const float2 scales = a.kv_scale[size_t(w.kv_head) * ceil_div(a.p.Nk, Shape::Bc) + j];
-      return Factors{a.scale_log2 * scales.x, bias_of(scales.y, v_scale)};
-    };
-    constexpr bool kAhead = Shape::D < 256;  // global memory is far; but 24 registers hold no more
-    Factors next{};
-    if (w.key_tiles > 0) {
-      v_scale = a.largest_v_scale[w.kv_head];
-      load_k(turn, w.key_tiles - 1, w.kv_head, factors_of(w.key_tiles - 1));
-      if (kAhead && w.key_tiles > 1) next = factors_of(w.key_tiles - 2);
-    }
+    if (w.key_tiles > 0) load_k(turn, w.key_tiles - 1, w.kv_head);
     const unsigned q = q_turn % 2;
     mbarrier_wait(&s.q_empty[q], (q_turn / 2 & 1) ^ 1);
-    s.task[q].work = w, s.task[q].v_scale = v_scale;
+    Task<Shape>& task = s.task[q];
+    task.work = w;
     if (w.key_tiles == 0) {
       mbarrier_arrive(&s.q_full[q]);
     } else {
       const int scales = ceil_div(a.p.Nq, Shape::Bc);
 #pragma unroll 1
       for (int i = 0; i < Shape::kQScales; i++)
-        s.task[q].q_scale[i] = a.q_scale[size_t(w.head) * scales + min(w.row0 / Shape::Bc + i, scales - 1)];
+        task.q_scale[i] = a.q_scale[size_t(w.head) * scales + min(w.row0 / Shape::Bc + i, scales - 1)];
+      task.v_scale = a.largest_v_scale[w.kv_head];
+      task.kv_scale = a.kv_scale[size_t(w.kv_head) * ceil_div(a.p.Nk, Shape::Bc) + w.key_tiles - 1];
       mbarrier_arrive_expect_tx(&s.q_full[q], sizeof s.Q[0]);
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; panel++)
@@ -136,12 +125,10 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Fp8Arguments& a,
     if (w.key_tiles == 0) take_next();
 #pragma unroll 1
     for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
-      if (j > 0) {
-        load_k(turn + 1, j - 1, w.kv_head, kAhead ? next : factors_of(j - 1));
-        if (kAhead && j > 1) next = factors_of(j - 2);
-      } else {
+      if (j > 0)
+        load_k(turn + 1, j - 1, w.kv_head);
+      else
         take_next();
-      }
       load_v(j, w.kv_head);
     }
   }
@@ -295,69 +282,61 @@ __device__ __forceinline__ void fp8_scores_by_hand(
   }
 }
 
-// ---- The way out. A row that is not finite is summed again, by hand, over the keys that it sees, from the numbers that
-// were given: a NaN may come from a key that it does not see (0 · NaN), or stand for an ∞. One of its four lanes, for its
-// own columns; `sum` and `LSE` are the row's. O comes out divided by sum.
+// ---- The way out. A row that is not finite is computed again, by hand, over the keys that it sees, from the numbers that
+// were given: a NaN may come from a key that it does not see (0 · NaN), or stand for an ∞. Each of the row's four lanes
+// writes a quarter of its columns. Slow, so short.
 template <class Shape>
-__device__ __forceinline__ void row_by_hand(float (&O)[Shape::D / 2], int r, float& LSE, int head, int row,
-                                            const Fp8Arguments& a) {
+__device__ __forceinline__ void store_row_by_hand(int head, int row, const Fp8Arguments& a) {
   constexpr int D = Shape::D;
   const auto number = [&](const void* tensor, size_t i) {
     return a.p.quantisation.from == DType::fp32 ? static_cast<const float*>(tensor)[i]
                                                 : float(static_cast<const __nv_bfloat16*>(tensor)[i]);
   };
-  const size_t q = (size_t(head) * a.p.Nq + row) * D, first_key = size_t(head / (a.p.Hq / a.p.Hkv)) * a.p.Nk;
-  const auto score = [&](int j) {
-    float s = 0.0f;
+  const size_t at = size_t(head) * a.p.Nq + row, first_key = size_t(head / (a.p.Hq / a.p.Hkv)) * a.p.Nk;
+  const int seen = seen_by<Shape>(a, row), t = threadIdx.x % 4;
+  float most = -INFINITY;
 #pragma unroll 1
-    for (int d = 0; d < D; d++) s += number(a.given_Q, q + d) * number(a.given_K, (first_key + j) * D + d);
-    return s * float(a.p.scale);
-  };
-  const int seen = seen_by<Shape>(a, row);
-  float most = -INFINITY, sum = 0.0f;
+  for (int column = t * (D / 4) - 1; column < (t + 1) * (D / 4); column++) {  // at first the maximum, then a column each
+    const bool first = column < t * (D / 4);
+    if (!first && most == -INFINITY) most = 0.0f;
+    float sum = 0.0f, O = 0.0f;
 #pragma unroll 1
-  for (int j = 0; j < seen; j++) most = fmaxf(most, score(j));
-  if (most == -INFINITY) most = 0.0f;
-#pragma unroll
-  for (int i = 0; i < D / 2; i++)
-    if (row_of(i) == r) O[i] = 0.0f;
+    for (int j = 0; j < seen; j++) {
+      float s = 0.0f;
 #pragma unroll 1
-  for (int j = 0; j < seen; j++) {
-    const float weight = exp2_fast((score(j) - most) * 1.44269504f);
-    sum += weight;
-    const size_t v = (first_key + j) * D + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < D / 2; i++)
-      if (row_of(i) == r) O[i] += weight * number(a.given_V, v + 8 * (i / 4) + (i & 1));
+      for (int d = 0; d < D; d++) s += number(a.given_Q, at * D + d) * number(a.given_K, (first_key + j) * D + d);
+      s *= float(a.p.scale);
+      if (first) {
+        most = fmaxf(most, s);
+      } else {
+        const float weight = exp2_fast((s - most) * 1.44269504f);
+        sum += weight, O += weight * number(a.given_V, (first_key + j) * D + column);
+      }
+    }
+    if (first) continue;
+    a.O[at * D + column] = __nv_bfloat16(sum == 0.0f ? 0.0f : O / sum);
+    if (column == 0) a.LSE[at] = sum == 0.0f ? -INFINITY : most + logf(sum);
   }
-#pragma unroll
-  for (int i = 0; i < D / 2; i++)
-    if (row_of(i) == r) O[i] = sum == 0.0f ? 0.0f : O[i] / sum;
-  LSE = sum == 0.0f ? -INFINITY : most + logf(sum);
 }
 
 // O / l · V's scale and LSE, 16 bytes a thread: store_output of hopper_tile.h says how.
 template <class Shape>
-__device__ __forceinline__ void store_fp8_output(float (&O)[Shape::D / 2], const float (&m)[2], const float (&l)[2],
+__device__ __forceinline__ void store_fp8_output(const float (&O)[Shape::D / 2], const float (&m)[2], const float (&l)[2],
                                                  float v_scale, int head, int row, const Fp8Arguments& a) {
   constexpr int D = Shape::D;
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const float sum = row_sum(l[r]);
-    float factor = sum == 0.0f ? 0.0f : v_scale / sum;
-    float LSE = sum == 0.0f ? -INFINITY : (m[r] - kShift) * 0.693147181f + logf(sum);
-    const bool inside = row + 8 * r < a.p.Nq;
+    const float factor = sum == 0.0f ? 0.0f : v_scale / sum;
     float zero = sum * 0.0f;
 #pragma unroll
     for (int i = 0; i < D / 2; i++)
       if (row_of(i) == r) zero = fmaf(O[i], 0.0f, zero);
-    if (row_sum(zero) != 0.0f && inside) {
-      row_by_hand<Shape>(O, r, LSE, head, row + 8 * r, a);
-      factor = 1.0f;
-    }
+    const bool finite = row_sum(zero) == 0.0f, inside = row + 8 * r < a.p.Nq;
     const size_t at = size_t(head) * a.p.Nq + row + 8 * r;
-    if (inside && t == 0) a.LSE[at] = LSE;
+    if (inside && finite && t == 0)
+      a.LSE[at] = sum == 0.0f ? -INFINITY : (m[r] - kShift) * 0.693147181f + logf(sum);
 #pragma unroll
     for (int c = 0; c < D / 2; c += 16) {
       uint32_t x[4];
@@ -374,8 +353,9 @@ __device__ __forceinline__ void store_fp8_output(float (&O)[Shape::D / 2], const
           (upper ? x[i] : x[i | bit]) = got;
         }
       }
-      if (inside) *reinterpret_cast<uint4*>(a.O + at * D + 2 * c + 8 * t) = make_uint4(x[0], x[1], x[2], x[3]);
+      if (inside && finite) *reinterpret_cast<uint4*>(a.O + at * D + 2 * c + 8 * t) = make_uint4(x[0], x[1], x[2], x[3]);
     }
+    if (inside && !finite) store_row_by_hand<Shape>(head, row + 8 * r, a);
   }
 }
 
@@ -431,12 +411,13 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
     for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     float limit = -INFINITY;  // fp8_softmax_ahead
-    float v_scale = 0.0f, scale = 0.0f, bias = 0.0f;
-    const float q_scale = w.key_tiles > 0 ? read(s.task[q].q_scale[(row - lane / 4) / Bc - w.row0 / Bc]) : 0.0f;
-    const auto take_factors = [&](unsigned turn) {  // of a tile whose scores are computed
-      const Factors& factors = s.factors[turn % kStages];
+    float v_scale = 0.0f, q_scale = 0.0f, scale = 0.0f, bias = 0.0f;
+    float2 next_scale = make_float2(0.0f, 0.0f);  // of K and V, a tile ahead: global memory is far
+    const float2* kv_scales = a.kv_scale + size_t(w.kv_head) * ceil_div(a.p.Nk, Bc);
+    const auto take_scales = [&](int j) {
       // Scale 0 would make NaN of a masked −∞; the smallest number there is makes every visible score 0 just as well.
-      scale = fmaxf(q_scale * read(factors.scale), FLT_TRUE_MIN), bias = read(factors.bias);
+      scale = fmaxf(q_scale * next_scale.x, FLT_TRUE_MIN), bias = bias_of(next_scale.y, v_scale);
+      next_scale = kv_scales[max(j - 1, 0)];
     };
 
     // S of tile j becomes P.
@@ -469,9 +450,14 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
       }
     }
     if (j >= 0) {
+      const Task<Shape>& task = s.task[q];
+      v_scale = read(task.v_scale);
+      q_scale = read(task.q_scale[(row - lane / 4) / Bc - w.row0 / Bc]) * a.scale_log2;
+      next_scale = make_float2(read(task.kv_scale.x), read(task.kv_scale.y));
+      if (j < w.key_tiles - 1) next_scale = kv_scales[j];
       wait(s.k_full, turn);
       start_qk(turn);
-      take_factors(turn);
+      take_scales(j);
       wgmma_wait<0>(S);
       release(&s.k_empty[turn % kStages]);
       softmax(kMasked, j);
@@ -479,6 +465,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
 
       const auto next_tile = [&](auto masked) {
         const bool v_there = is_there(s.v_full, turn);
+        take_scales(j);
         take_turn();
         start_qk(turn + 1);
         if (!v_there) wait(s.v_full, turn);
@@ -490,20 +477,15 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
         const bool grew = softmax(masked, j);
         // Here, because ptxas would move the wait for O up into the softmax, but moves none across a branch.
         if (!k_there) wait(s.k_full, turn + 2);
-        if (j > 0) take_factors(turn + 2);  // under the rest of P V
         wgmma_wait<0>(O);
         release(&s.v_empty[turn % kStages]);
         pack_fp8_weights(P, S);
         if (grew) rescale(O, alpha);
         turn++;
       };
-      if (--j >= 0) {
-        wait(s.k_full, turn + 1);
-        take_factors(turn + 1);
-      }
+      if (--j >= 0) wait(s.k_full, turn + 1);
       for (; j >= 0 && j >= whole; j--) next_tile(kMasked);
       for (; j >= 0; j--) next_tile(kWhole);
-      v_scale = read(s.task[q].v_scale);
       release(&s.q_empty[q]);
       wait(s.v_full, turn);
       start_pv(turn);

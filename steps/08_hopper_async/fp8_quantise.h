@@ -102,7 +102,9 @@ template <int D>
 constexpr int kMostThreads = 128 * kLanes<D>;  // of a tile of 128 rows
 
 // x becomes x H: a row times the Hadamard matrix of D × D, all whose elements are ±1. It is made of log2(D) rounds of
-// sums and differences of pairs: of columns of one thread, then of the same columns of two threads.
+// sums and differences of pairs: of columns of one thread, then of columns of two threads, each of which takes half of
+// the pairs. That leaves the columns in another order and some with their signs turned, in all rows alike; a dot product
+// of two rows does not care.
 template <int kLanes>
 __device__ __forceinline__ void rotate(float (&x)[32]) {
 #pragma unroll
@@ -115,9 +117,13 @@ __device__ __forceinline__ void rotate(float (&x)[32]) {
     }
 #pragma unroll
   for (int lane = 1; lane < kLanes; lane *= 2) {
-    const float sign = threadIdx.x & lane ? -1.0f : 1.0f;
+    const bool upper = threadIdx.x & lane;
 #pragma unroll
-    for (int i = 0; i < 32; i++) x[i] = fmaf(x[i], sign, __shfl_xor_sync(~0u, x[i], lane));
+    for (int i = 0; i < 16; i++) {
+      const float kept = upper ? x[i + 16] : x[i];
+      const float got = __shfl_xor_sync(~0u, upper ? x[i] : x[i + 16], lane);
+      x[i] = kept + got, x[i + 16] = kept - got;
+    }
   }
 }
 
