@@ -37,6 +37,10 @@ struct Block {
 };
 constexpr int64_t kNoResults = -1;
 
+// The most by which rounding of the scores may change P, as a part of it, in one unit of noise. What is more is no
+// rounding error any longer: exp is not its first derivative there, and a tolerance made of it would pass anything.
+constexpr double kMostDrift = 1.0 / 64;
+
 // What the first pass keeps of a query's row of S and P.
 template <class Scalar>
 struct RowStatistics {
@@ -59,6 +63,7 @@ struct Tile {
   Matrix<Scalar> weights;  // P after dropout: what V is multiplied by
   Matrix<Scalar> dS;
   Matrix<Scalar> S_noise2, P_noise2, weights_noise2, dS_noise2;
+  bool beyond_claim = false;  // see Output
 
   bool sees(Eigen::Index query, Eigen::Index key) const { return key < seen[size_t(query)]; }
   bool keeps(Eigen::Index query, Eigen::Index key) const {
@@ -148,6 +153,7 @@ class Attention {
  private:
   struct BlockNoise {
     NoiseSum O, LSE, dQ, dK, dV;
+    bool beyond_claim = false;  // of the gradients
   };
 
   // The oracle is asked for the noise, the float baseline is not.
@@ -173,6 +179,7 @@ class Attention {
 
   // One unit of rounding, as noise.h counts them, and a row of O as the problem's dtype holds it.
   Scalar unit() const { return problem_.dtype == DType::fp64 ? Scalar(0x1p-53) : Scalar(0x1p-24); }
+  Scalar most_drift2() const { return Scalar(kMostDrift / double(unit()) * kMostDrift / double(unit())); }
   Matrix<Scalar> stored_output(const Matrix<Scalar>& O) const {
     const DType type = problem_.dtype == DType::e4m3 ? DType::bf16 : problem_.dtype;  // FP8 attention returns bf16
     return O.unaryExpr([type](Scalar x) { return type == DType::fp64 ? x : Scalar(rounded_to(type, double(x))); });
@@ -281,7 +288,7 @@ void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
   }
 
   if (tile.with_noise) {
-    tile.P_noise2 = softmax_noise2(tile.P, tile.S_noise2);
+    tile.P_noise2 = softmax_noise2<Matrix<Scalar>>(tile.P, tile.S_noise2.cwiseMin(most_drift2()));
     clear_unseen(tile.P_noise2, tile.seen);
     tile.weights_noise2 = tile.P_noise2;
     if (tile.keep.size() > 0) tile.weights_noise2.array() *= tile.keep.array().square();
@@ -297,8 +304,9 @@ void Attention<Scalar>::add_recomputation_noise(Tile<Scalar>& tile) {
     if (row.l == 0) continue;
     const Scalar LSE = row.m + std::log(row.l);
     const auto P = tile.P.row(r).head(tile.seen[r]).array();
-    const auto S_noise2 = tile.S_noise2.row(r).head(tile.seen[r]).array();
-    tile.P_noise2.row(r).head(tile.seen[r]).array() += P.square() * (S_noise2 + LSE * LSE);
+    const auto drift2 = tile.S_noise2.row(r).head(tile.seen[r]).array() + LSE * LSE;
+    tile.P_noise2.row(r).head(tile.seen[r]).array() += P.square() * drift2.min(most_drift2());
+    tile.beyond_claim = tile.beyond_claim || (drift2 > most_drift2() && P > 0).any();
   }
   tile.weights_noise2 = tile.P_noise2;
   if (tile.keep.size() > 0) tile.weights_noise2.array() *= tile.keep.array().square();
@@ -399,6 +407,7 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
   if (!has_results) return;
 
   compute_dS(tile);
+  noise.beyond_claim = tile.beyond_claim;
   write<Scalar>(store(scale_ * sum_of_terms(tile.dS, tile.K, sees)), block.slot, results.dQ);
   if constexpr (kWithNoise) {
     const Matrix<Scalar> K2 = tile.K.cwiseAbs2();
@@ -426,6 +435,7 @@ void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, 
 
       compute_weights(tile);
       compute_dS(tile);
+      noise.beyond_claim = noise.beyond_claim || tile.beyond_claim;
       add_terms(dV, tile.weights.transpose(), tile.dO, keeps);
       add_terms(dK, tile.dS.transpose(), tile.Q, sees);
       if constexpr (kWithNoise) {
@@ -529,10 +539,12 @@ Results<Scalar> Attention<Scalar>::compute(const Selection& selection, int threa
     total.O.add(noise.O);
     total.LSE.add(noise.LSE);
     total.dQ.add(noise.dQ);
+    results.dQ.beyond_claim = results.dQ.beyond_claim || noise.beyond_claim;
   }
   for (const BlockNoise& noise : key_noise) {
     total.dK.add(noise.dK);
     total.dV.add(noise.dV);
+    results.dK.beyond_claim = results.dV.beyond_claim = results.dK.beyond_claim || noise.beyond_claim;
   }
   finish(total.O, results.O);
   finish(total.LSE, results.LSE);

@@ -31,6 +31,9 @@ struct Output {
   std::vector<Scalar> values;
   double noise_norm = 0;  // Frobenius norm of it
   double noise_max = 0;   // largest element of it
+  // A gradient where scores are so large that P = exp(S − LSE), made from an fp32 LSE, has no accuracy to speak of. The
+  // noise then counts an error of P of 1/64 (see kMostDrift) and no more, whatever a kernel could do better.
+  bool beyond_claim = false;
 };
 
 template <class Scalar>

@@ -9,8 +9,16 @@
 
 namespace flash::reference {
 
-// One output's comparison. Passes when both errors are within their bounds and NaN, +∞ and −∞ stand exactly where the
-// oracle has them.
+// Where a result must be NaN or infinite.
+enum class NonFinite {
+  same,  // NaN, +∞ and −∞ exactly where the oracle has them
+  alike,  // where the oracle has one of them: in a gradient, whether an ∞ among the inputs ends as ∞ or as ∞ − ∞ = NaN
+          // depends on the order of the sums, and IEEE allows either
+  spreads,  // there, and perhaps elsewhere: a NaN or ∞ may also reach rows of its tile that do not see it
+};
+
+// One output's comparison. Passes when both errors are within their bounds and NaN, +∞ and −∞ stand where the rule
+// allows them.
 struct Verdict {
   bool pass = false;
   double error = 0, allowed = 0;  // ‖x − ref‖ / ‖ref‖ (absolute where ‖ref‖ = 0), over the finite elements of ref
@@ -18,28 +26,35 @@ struct Verdict {
   std::string reason;                     // why it fails, in one line, with the place of the worst element
 };
 
-// Units of rounding that are always allowed, on the oracle's noise scale. A unit is 2⁻²⁴, half the distance from 1 to
-// the next fp32, since that is what every step's sums are kept in; 2⁻⁵³ for fp64.
-constexpr double kUnits = 2.0;
+// What a comparison allows beyond twice the baseline's error.
+struct Rule {
+  NonFinite non_finite = NonFinite::same;
 
-// `x` against the oracle. Each error may be at most twice the baseline's, plus kUnits units of rounding. Written so
+  // Units of rounding that are always allowed, on the oracle's noise scale. A unit is 2⁻²⁴, half the distance from 1 to
+  // the next fp32, since that is what every step's sums are kept in; 2⁻⁵³ for fp64. The scale takes errors as
+  // independent; those of n equal terms are not, and come to √n times as much.
+  double units = 2;
+};
+
+// `x` against the oracle. Each error may be at most twice the baseline's, plus the rule's units of rounding. Written so
 // that a NaN can never pass. `type` is the one that x's elements were stored in: where that cannot hold the oracle's
 // value, ∞ is the right answer. `name_element` is how the reason speaks of the element of an index.
 template <class OracleScalar, class BaselineScalar>
 Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
-              DType type, const std::function<std::string(size_t)>& name_element = {});
+              DType type, const std::function<std::string(size_t)>& name_element = {}, const Rule& rule = {});
 
 extern template Verdict judge(const std::vector<double>&, const Output<double>&, const Output<float>&, DType,
-                              const std::function<std::string(size_t)>&);
+                              const std::function<std::string(size_t)>&, const Rule&);
 extern template Verdict judge(const std::vector<double>&, const Output<long double>&, const Output<double>&, DType,
-                              const std::function<std::string(size_t)>&);
+                              const std::function<std::string(size_t)>&, const Rule&);
 
 // The oracle's and the baseline's answer to a problem, computed once and compared with any number of steps. The oracle
 // works in double and the baseline in float with the problem's dtype as storage; for fp64 they are long double and
 // double.
 class Oracle {
  public:
-  Oracle(const Problem& problem, const Inputs& inputs, const Selection& selection = {});
+  // `threads`: 0 for one a core; the answers are the same to the last bit.
+  Oracle(const Problem& problem, const Inputs& inputs, const Selection& selection = {}, int threads = 0);
   ~Oracle();
   Oracle(Oracle&&) noexcept;
 
@@ -49,11 +64,11 @@ class Oracle {
   std::vector<double> LSE() const;
 
   // Whole output tensors of a step (only the selected rows are looked at). Gradients need a dO.
-  Verdict judge_O(const std::vector<double>& x) const;
-  Verdict judge_LSE(const std::vector<double>& x) const;
-  Verdict judge_dQ(const std::vector<double>& x) const;
-  Verdict judge_dK(const std::vector<double>& x) const;
-  Verdict judge_dV(const std::vector<double>& x) const;
+  Verdict judge_O(const std::vector<double>& x, const Rule& rule = {}) const;
+  Verdict judge_LSE(const std::vector<double>& x, const Rule& rule = {}) const;
+  Verdict judge_dQ(const std::vector<double>& x, const Rule& rule = {}) const;
+  Verdict judge_dK(const std::vector<double>& x, const Rule& rule = {}) const;
+  Verdict judge_dV(const std::vector<double>& x, const Rule& rule = {}) const;
 
  private:
   struct Answers;

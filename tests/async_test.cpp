@@ -128,6 +128,7 @@ TEST_CASE_TEMPLATE("named barriers", K, Plain, Observed) {
     const std::vector<float> got = out.download();
     for (int lane = 0; lane < 32; ++lane) CHECK(got[size_t(lane)] == 5 * (31 - lane) + 32 * 10);
     if (std::is_same_v<K, Observed>) CHECK(simt::counters().named_barriers == 9);
+    if (std::is_same_v<K, Observed>) CHECK(simt::counters().barrier_warps == 9 * 2);
   }
 }
 

@@ -220,6 +220,51 @@ TEST_CASE("NaN and infinities must stand where the oracle has them") {
   CHECK(!passes({kNaN, 1, kInfinity, -kInfinity, 2}));
 }
 
+TEST_CASE("in gradients NaN may stand for an infinity, and where it spreads, elsewhere too, but never be hidden") {
+  const Output<double> oracle{{1, kNaN, kInfinity, 2}, 1, 1};
+  const Output<float> baseline{{1, 0, 0, 2}, 0, 0};
+  const auto passes = [&](std::vector<double> x, NonFinite rule) {
+    return judge(x, oracle, baseline, DType::fp32, {}, {.non_finite = rule}).pass;
+  };
+  CHECK(passes({1, kInfinity, kNaN, 2}, NonFinite::alike));
+  CHECK(!passes({1, kInfinity, kNaN, 2}, NonFinite::same));
+  CHECK(!passes({kNaN, kNaN, kInfinity, 2}, NonFinite::alike));
+  CHECK(passes({kNaN, kNaN, kInfinity, 2}, NonFinite::spreads));
+  for (const NonFinite rule : {NonFinite::same, NonFinite::alike, NonFinite::spreads}) {
+    CHECK(passes({1, kNaN, kInfinity, 2}, rule));
+    CHECK(!passes({1, 0, kInfinity, 2}, rule));
+    CHECK(!passes({1, kNaN, 3e38, 2}, rule));
+    CHECK(!passes({1, kNaN, kInfinity, 2.1}, rule));
+  }
+}
+
+TEST_CASE("scores so large that P has no accuracy do not make a wrong gradient right") {
+  // Scores of some 10⁶, where exp(S − LSE) with an fp32 LSE is off by a factor.
+  Problem problem = small_problem(DType::fp32, 40, 64);
+  problem.scale = 1e5;
+  const Inputs inputs = inputs_for(problem, 21);
+  const Oracle oracle(problem, inputs);
+  const Results<double> truth = attention<double>(problem, inputs);
+  CHECK(truth.dV.beyond_claim);
+  CHECK(oracle.judge_dV(truth.dV.values).pass);
+  std::vector<double> off = truth.dV.values;
+  for (double& x : off) x *= 1.15;
+  const Verdict verdict = oracle.judge_dV(off);
+  CHECK(!verdict.pass);
+  CHECK(verdict.allowed < 0.04);
+  CHECK(verdict.reason.find("no accuracy in fp32") != std::string::npos);
+
+  problem.scale = 1;
+  CHECK(!attention<double>(problem, inputs).dV.beyond_claim);
+}
+
+TEST_CASE("numbers too small for their squares are compared, too") {
+  Output<long double> oracle{{1e-2000L, -3e-2000L}, 0, 0};
+  const Output<double> baseline{{0, 0}, 0, 0};
+  CHECK(judge({0, 0}, oracle, baseline, DType::fp64).pass);  // as far off as the baseline
+  CHECK(!judge({0, 1e-300}, oracle, baseline, DType::fp64).pass);
+}
+
 TEST_CASE("what the type cannot hold is infinite; a baseline that overflows gives no licence") {
   const Output<double> oracle{{70000, 3}, 1, 1};
   const Output<float> baseline{{std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}, 0, 0};

@@ -90,12 +90,6 @@ void expect_finite_where_the_oracle_is(const RegisteredStep& step, const Problem
   CHECK(differing(t.dV, oracle.dV) == 0);
 }
 
-// The backward passes on tensor cores multiply whole tiles: under a causal mask a NaN or ∞ within the sequence also
-// reaches rows of its tile that do not see it, since 0 · NaN is NaN. Their pages say so.
-bool spreads_within_tiles(const RegisteredStep& step) {
-  return step.id == "07_warp_partitioning/backward" || step.id == "08_hopper_async/backward";
-}
-
 // What is not finite in the oracle's gradients must not look finite.
 void expect_not_hidden(const RegisteredStep& step, const Problem& p, const HostTensors& inputs) {
   if (why_unsupported(step, p, Pass::backward)) return;
@@ -248,7 +242,7 @@ TEST_CASE("a NaN or an infinity reaches exactly the rows that see it") {
         if (which == 3 && pass == Pass::forward) continue;
         tensor[size_t(20 * D + D / 2)] = bad;
         INFO("in " << which << " value " << bad);
-        if (pass == Pass::backward && spreads_within_tiles(step))
+        if (pass == Pass::backward && step.info().spreads_nonfinite)
           expect_not_hidden(step, p, t);
         else if (std::isnan(bad) || pass == Pass::forward)
           expect_right_on(step, pass, p, t);

@@ -21,8 +21,13 @@ SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
 REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"  # of shuffles too, which use the same pipe
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
-METRICS = [SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
-           WAVEFRONTS, CONFLICTS]
+# What copies move: cp.async past L1 and TMA, which are not loads of a thread.
+COPIES_IN = ["l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_access.sum", "l1tex__m_xbar2l1tex_read_sectors_mem_global_op_tma_ld.sum"]
+COPIES_OUT = ["l1tex__m_l1tex2xbar_write_sectors_mem_global_op_tma_st.sum", "l1tex__m_l1tex2xbar_write_sectors_mem_global_op_tma_red.sum"]
+PRODUCTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_gmma.sum"  # of wgmma, which the executor does not count
+OPCODES = "sass__inst_executed_per_opcode"  # its instances: "(LDS: 18,432; FFMA: 12,912; ...)"
+METRICS = [OPCODES, SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
+           WAVEFRONTS, CONFLICTS, PRODUCTS] + COPIES_IN + COPIES_OUT
 
 
 def run(command):
@@ -36,23 +41,29 @@ def number(text):
     return float(text.replace(",", "") or 0)
 
 
-def gpu_counters(flashsteps, step, shape):
+def gpu_counters(flashsteps, step, shape, keep):
     """By kernel name, of its last launch."""
     # With all rows compared, a backward pass gets O and LSE from the oracle: no other kernel runs before it.
-    text = run(f"ncu --clock-control none --csv --page raw --metrics {','.join(METRICS)} "
+    text = run(f"ncu --clock-control none --csv --page raw --print-metric-instances details --metrics {','.join(METRICS)} "
                f"{flashsteps} check {step} {shape} --device gpu")
+    if keep:
+        with open(keep, "a", encoding="utf-8") as file:
+            file.write(f"{step} {shape}\n{text}")
     rows = list(csv.reader(line for line in io.StringIO(text) if line.startswith('"')))
     titles, kernels = rows[0], {}
     for row in rows[2:]:  # the row between has the units
         of = dict(zip(titles, row))
         name = re.sub(r"^(void )?(<unnamed>|\(anonymous namespace\))::", "", of["Kernel Name"])
         name = re.split(r"[<(]", name)[0]
+        executed = {opcode: number(count) for opcode, count in re.findall(r"(\w+): ([\d,]+)", of[OPCODES])}
         kernels[name] = {
-            "global load sectors": number(of[SECTORS.format("ld")]),
-            "global store sectors": number(of[SECTORS.format("st")]) + number(of[SECTORS.format("red")]),
+            "global load sectors": sum(number(of[name]) for name in [SECTORS.format("ld")] + COPIES_IN),
+            "global store sectors": sum(number(of[name]) for name in [SECTORS.format("st"), SECTORS.format("red")] + COPIES_OUT),
             "global requests": number(of[REQUESTS.format("ld")]) + number(of[REQUESTS.format("st")]),
-            "shared wavefronts": number(of[WAVEFRONTS]),
+            "shared wavefronts": number(of[WAVEFRONTS]) - number(of[PRODUCTS]),
             "bank conflicts": number(of[CONFLICTS]),
+            "shuffles": executed.get("SHFL", 0),
+            "barriers": executed.get("BAR", 0),
         }
     return kernels
 
@@ -67,6 +78,8 @@ def cpu_counters(flashsteps, step, shape):
             "global requests": row["global_requests"],
             "shared wavefronts": row["shared_wavefronts"] + row["shuffles"],
             "bank conflicts": row["shared_wavefronts"] - row["shared_ideal_wavefronts"],
+            "shuffles": row["shuffles"],
+            "barriers": row["barrier_warps"],  # instructions: once for each warp that comes
         }
     return kernels
 
@@ -76,7 +89,8 @@ def main():
     parser.add_argument("out")
     parser.add_argument("steps", nargs="*")
     parser.add_argument("--flashsteps", default="build/flashsteps")
-    options = parser.parse_args()
+    parser.add_argument("--keep", help="append what ncu says to this file")
+    options = parser.parse_intermixed_args()
     listed = json.loads(run(f"{options.flashsteps} list --format json"))
     gpu = run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader").strip().replace(",", ", driver", 1)
     lines = []
@@ -85,7 +99,7 @@ def main():
         if not wanted or "gpu" not in step["devices"]:
             continue
         for shape in SHAPES:
-            there, here = gpu_counters(options.flashsteps, step["id"], shape), cpu_counters(options.flashsteps, step["id"], shape)
+            there, here = gpu_counters(options.flashsteps, step["id"], shape, options.keep), cpu_counters(options.flashsteps, step["id"], shape)
             for kernel, counters in here.items():
                 for name, counted in counters.items():
                     measured = there.get(kernel, {}).get(name)

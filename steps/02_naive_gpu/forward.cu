@@ -73,7 +73,10 @@ __global__ void weighted_sum(Problem p, const float* P, const float* V, float* O
   V += size_t(e.row / p.Nq) * p.Nk * p.D;
   const int seen = keys_seen(p, e.row % p.Nq);  // a NaN in V must not reach a query that does not see it: 0 · NaN = NaN
   float sum = 0.0f;
-  for (int j = 0; j < seen; j++) sum += P[j] * V[size_t(j) * p.D + e.col];
+  for (int j = 0; j < seen; j++) {
+    const float weight = P[j], term = weight * V[size_t(j) * p.D + e.col];
+    if (weight != 0.0f || p.dropout == 0) sum += term;  // nor one whose weight for it was dropped
+  }
   O[size_t(e.row) * p.D + e.col] = sum;
 }
 

@@ -121,20 +121,20 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
       add_dots<R, C, D>(s, tile.left_inner, tile.right_inner);   // Sᵀ = K Qᵀ
       add_dots<R, C, D>(dp, tile.left_outer, tile.right_outer);  // dPᵀ = V dOᵀ
 
-      const bool some_unseen = keys_seen(p, query0) < key0 + T::kLeft;
+      const bool some_unseen = keys_seen(p, query0) < key0 + T::kLeft || query0 + T::kRight > p.Nq;
 #pragma unroll
       for (int r = 0; r < R; r++) {
         const int key = key0 + place.row<R>(r);
 #pragma unroll
         for (int c = 0; c < C; c++) {
           const int query = query0 + place.column(c);
-          const bool seen = !some_unseen || (query >= first_query(p, key) && key < p.Nk);
+          const bool seen = !some_unseen || (query >= first_query(p, key) && query < p.Nq && key < p.Nk);
           const float weight = seen ? __expf(s[r][c] * float(p.scale) - tile.LSE[place.column(c)]) : 0.0f;
           float kept = 1.0f;
           if (kDropout) kept = drop.keeps(head, query, key) ? drop.kept_scale : 0.0f;
           const float grown = kept == 0.0f ? 0.0f : dp[r][c] * kept;
           dp[r][c] = seen ? weight * (grown - tile.row_dot[place.column(c)]) : 0.0f;  // dSᵀ
-          s[r][c] = weight * kept;                                                    // Pᵀ, dropped
+          s[r][c] = kept == 0.0f ? 0.0f : weight * kept;                              // Pᵀ, dropped
         }
       }
       next_q.fetch(q, query0 + T::kRight, p.Nq);  // arrive while the gradients are summed

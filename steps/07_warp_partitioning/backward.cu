@@ -278,6 +278,7 @@ const Registration step = register_step(__FILE__, {.idea = "FlashAttention-2's g
                                                    .dropout = true,
                                                    .kv_heads = true,
                                                    .min_sm = 80,
+                                                   .spreads_nonfinite = true,
                                                    .workspace = workspace,
                                                    .backward = backward});
 

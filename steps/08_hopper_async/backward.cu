@@ -344,6 +344,7 @@ const Registration step = register_step(__FILE__, {.idea = "the backward pass wi
                                                    .head_dims = {64, 128},
                                                    .kv_heads = true,
                                                    .min_sm = 90,
+                                                   .spreads_nonfinite = true,
                                                    .workspace = workspace,
                                                    .backward = backward});
 

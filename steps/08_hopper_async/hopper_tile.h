@@ -11,10 +11,12 @@
 namespace {
 using namespace flash;
 
-// A block owns Br query rows at a time, 64 for each warpgroup that computes, and walks over tiles of Bc keys.
-template <class T_, int D_, int kConsumers_, int Bc_, int kStages_ = 2>
+// A block owns Br query rows at a time, 64 for each warpgroup that computes, and walks over tiles of Bc keys. With and
+// without a causal mask kernels are different ones: the one without asks nothing about it.
+template <class T_, int D_, int kConsumers_, int Bc_, int kStages_, bool kCausal_>
 struct Shape {
   using T = T_;  // of Q, K, V, P and O; sums are fp32
+  static constexpr bool kCausal = kCausal_;
   static constexpr int D = D_, kConsumers = kConsumers_, Br = 64 * kConsumers, Bc = Bc_, kStages = kStages_;
 };
 
@@ -37,19 +39,23 @@ struct alignas(1024) Tile {
   T panel[D / 64][kRows][64];
 };
 
+// What decides about the order of the work.
+struct Order {
+  Problem p;
+  int heads;           // of Q, over the batch too
+  int q_tiles, tiles;  // of a head, of all
+  int head_group;      // how many heads are worked on at a time when causal
+};
+
 // What a kernel is told. TMA wants its tensor maps in the parameters of the kernel, so all of it is one parameter.
 template <class T>
-struct Arguments {
+struct Arguments : Order {
   TensorMap Q, K, V;                  // [heads][rows][D], batch and heads as one axis
   const T *Q_rows, *K_rows, *V_rows;  // the same for plain loads
   T* O;
   float* LSE;
-  Problem p;
   float scale, scale_log2;  // |scale| and |scale| · log2(e)
   bool negative;            // scale < 0: the kernel turns the signs of Q
-  int heads;                // of Q, over the batch too
-  int q_tiles, tiles;       // of a head, of all
-  int head_group;           // how many heads are worked on at a time when causal
 };
 
 // ---- The order of the work: which rows of which head tile number `tile` of the output is, and how many key tiles it
@@ -57,19 +63,35 @@ struct Arguments {
 struct Work {
   int head, kv_head, row0, key_tiles;
 };
-template <class Shape, class T>
-__device__ __forceinline__ Work work_of(int tile, const Arguments<T>& a) {
+// How many keys a row sees; rows past the last, which a tile may have, too.
+template <class Shape>
+__device__ __forceinline__ int seen_by(const Order& a, int row) {
+  return Shape::kCausal ? min(keys_seen(a.p, row), a.p.Nk) : a.p.Nk;
+}
+template <class Shape>
+__device__ __forceinline__ Work work_of(int tile, const Order& a) {
   if (tile >= a.tiles) return {.head = -1, .kv_head = 0, .row0 = 0, .key_tiles = 0};
   Work w;
   w.head = tile / a.q_tiles, w.row0 = tile % a.q_tiles * Shape::Br;
-  if (a.p.causal) {  // the longest tiles of a group of heads first: no long tile begins when the others are done
+  if (Shape::kCausal) {  // the longest tiles of a group of heads first: no long tile begins when the others are done
     const int first = tile / (a.q_tiles * a.head_group) * a.head_group;
     const int in_group = min(a.head_group, a.heads - first), i = tile - first * a.q_tiles;
     w.head = first + i % in_group, w.row0 = (a.q_tiles - 1 - i / in_group) * Shape::Br;
   }
   w.kv_head = w.head / (a.p.Hq / a.p.Hkv);  // Hkv divides Hq, so this holds across batches
-  w.key_tiles = ceil_div(keys_seen(a.p, min(w.row0 + Shape::Br, a.p.Nq) - 1), Shape::Bc);
+  w.key_tiles = ceil_div(seen_by<Shape>(a, min(w.row0 + Shape::Br, a.p.Nq) - 1), Shape::Bc);
   return w;
+}
+
+// A warp's copy of the work that the producer has left in shared memory. Lane 0 reads it and tells the others, so that
+// its own arrival at "empty", later, covers the reading.
+__device__ __forceinline__ Work read_work(const Work& shared) {
+  Work w{};
+  if (threadIdx.x % 32 == 0) w = shared;
+  return {.head = __shfl_sync(~0u, w.head, 0),
+          .kv_head = __shfl_sync(~0u, w.kv_head, 0),
+          .row0 = __shfl_sync(~0u, w.row0, 0),
+          .key_tiles = __shfl_sync(~0u, w.key_tiles, 0)};
 }
 
 // ---- The two products of a warpgroup, started, each as one group. Their operands are wgmma_operand()s.
@@ -102,17 +124,11 @@ __device__ __forceinline__ void start_weighted_sum(float (&O)[Shape::D / 2], con
 // ---- A thread's parts of S and O (wgmma.h) belong to two rows of its warp's 16: g = lane / 4 and g + 8. Which, for i?
 __device__ constexpr int row_of(int i) { return i >> 1 & 1; }
 
-// How many keys a row sees; rows past the last, which a tile may have, too.
-template <class T>
-__device__ __forceinline__ int seen_by(const Arguments<T>& a, int row) {
-  return min(keys_seen(a.p, row), a.p.Nk);
-}
-
 // How many of the key tiles, from the first, need no mask in this warpgroup, whose first row is `row`; and before
 // which, as tiles go from the last to the first, every row has seen a key.
-template <class Shape, class T>
-__device__ __forceinline__ int whole_tiles(const Arguments<T>& a, int row) {
-  return max(seen_by(a, row) - 1, 0) / Shape::Bc;
+template <class Shape>
+__device__ __forceinline__ int whole_tiles(const Order& a, int row) {
+  return max(seen_by<Shape>(a, row) - 1, 0) / Shape::Bc;
 }
 
 // Scores of keys that a row does not see become −∞. Of the tile's keys the two rows see the first seen0 and seen1.
@@ -219,7 +235,7 @@ __device__ __forceinline__ void leave_out_unseen(float (&O)[Shape::D / 2], const
     for (int i = 0; i < D / 2; i++)
       if (row_of(i) == r) O[i] = 0.0f;
 #pragma unroll 1
-    for (int j = 0; j < seen_by(a, row + 8 * r); j++, k += D, v += D) {
+    for (int j = 0; j < seen_by<Shape>(a, row + 8 * r); j++, k += D, v += D) {
       float s = 0.0f;
 #pragma unroll 1
       for (int d = 0; d < D; d++) s += float(q[d]) * float(k[d]);
@@ -237,7 +253,7 @@ __device__ __forceinline__ void leave_out_unseen(float (&O)[Shape::D / 2], const
 template <class Shape, class T>
 __device__ __forceinline__ void store_output(float (&O)[Shape::D / 2], const float (&m)[2], const float (&l)[2],
                                              int head, int row, const Arguments<T>& a) {
-  if (a.p.causal) leave_out_unseen<Shape>(O, m, head, row, a);
+  if constexpr (Shape::kCausal) leave_out_unseen<Shape>(O, m, head, row, a);
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -266,11 +282,37 @@ __device__ __forceinline__ void store_output(float (&O)[Shape::D / 2], const flo
 }
 
 // ---- For the host.
+// Calls run.operator()<T, kCausal>() with the problem's element type and mask.
+template <class Run>
+void for_type_and_mask(const Problem& p, const Run& run) {
+  const auto with_mask = [&]<class T>() {
+    if (p.causal) return run.template operator()<T, true>();
+    run.template operator()<T, false>();
+  };
+  if (p.dtype == DType::fp16) return with_mask.template operator()<__half>();
+  with_mask.template operator()<__nv_bfloat16>();
+}
+
+template <class Shape>
+Order order_of(const Problem& p) {
+  static_assert(kRegistersSuffice<Shape>);
+  Order order{};
+  order.p = p;
+  order.q_tiles = ceil_div(p.Nq, Shape::Br);
+  order.tiles = int(checked_grid_length(size_t(order.q_tiles) * p.query_heads()));
+  // Heads whose keys and values L2 can hold, 32 MB, in groups of equal size.
+  const size_t key_bytes = Shape::D * 2 * sizeof(typename Shape::T);
+  const size_t head_bytes = std::max(size_t(p.Nk) * key_bytes / (p.Hq / p.Hkv), size_t(1));
+  const size_t heads = p.query_heads(), most = std::clamp((size_t(33) << 20) / head_bytes, size_t(1), heads);
+  order.heads = int(heads), order.head_group = int(ceil_div(heads, ceil_div(heads, most)));
+  return order;
+}
+
 template <class Shape>
 Arguments<typename Shape::T> arguments_of(const Problem& p, const Tensors& t) {
   using T = typename Shape::T;
-  static_assert(kRegistersSuffice<Shape>);
   Arguments<T> a{};
+  static_cast<Order&>(a) = order_of<Shape>(p);
   const unsigned q_size[3] = {unsigned(Shape::D), unsigned(p.Nq), unsigned(p.query_heads())};
   const unsigned kv_size[3] = {unsigned(Shape::D), unsigned(std::max(p.Nk, 1)), unsigned(p.kv_heads())};
   a.Q = tensor_map<T>(t.Q, q_size, Shape::Br);
@@ -278,16 +320,10 @@ Arguments<typename Shape::T> arguments_of(const Problem& p, const Tensors& t) {
   a.V = tensor_map<T>(p.Nk > 0 ? t.V : t.Q, kv_size, Shape::Bc);
   a.Q_rows = static_cast<const T*>(t.Q), a.K_rows = static_cast<const T*>(t.K);
   a.V_rows = static_cast<const T*>(t.V), a.O = static_cast<T*>(t.O), a.LSE = static_cast<float*>(t.LSE);
-  a.p = p;
   a.negative = p.scale < 0;
   // Scale 0 would make NaN of a masked −∞; the smallest number there is makes every visible score 0 just as well.
   a.scale = std::max(float(std::fabs(p.scale)), FLT_TRUE_MIN);
   a.scale_log2 = std::max(float(std::fabs(p.scale) * 1.4426950408889634), FLT_TRUE_MIN);
-  a.q_tiles = ceil_div(p.Nq, Shape::Br), a.tiles = int(checked_grid_length(size_t(a.q_tiles) * p.query_heads()));
-  // Heads whose keys and values L2 can hold, 32 MB, in groups of equal size.
-  const size_t head_bytes = std::max(size_t(p.Nk) * Shape::D * 2 * sizeof(T) / (p.Hq / p.Hkv), size_t(1));
-  const size_t heads = p.query_heads(), most = std::clamp((size_t(33) << 20) / head_bytes, size_t(1), heads);
-  a.heads = int(heads), a.head_group = int(ceil_div(heads, ceil_div(heads, most)));
   return a;
 }
 

@@ -22,11 +22,12 @@ constexpr int kThreads = 128 * (1 + Shape::kConsumers);  // warpgroup 0 is the p
 
 template <class Shape>
 struct Shared {
-  Tile<typename Shape::T, Shape::Br, Shape::D> Q;
+  static constexpr int kQ = Shape::D <= 128 ? 2 : 1;  // while one is used, the next arrives, where there is room
+  Tile<typename Shape::T, Shape::Br, Shape::D> Q[kQ];
   Tile<typename Shape::T, Shape::Bc, Shape::D> K[Shape::kStages], V[Shape::kStages];
-  Mbarrier q_full, q_empty;
+  Mbarrier q_full[kQ], q_empty[kQ];
   Mbarrier k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
-  Work work;  // to which Q belongs
+  Work work[kQ];  // to which Q belongs
 };
 
 // The producer, one thread: hands out the work, and fills Q and the two rings.
@@ -47,20 +48,21 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Arguments<T>& a,
   for (unsigned q_turn = 0;; q_turn++) {
     const Work w = work_of<Shape>(tile, a);
     if (w.key_tiles > 0) load(s.K, s.k_full, s.k_empty, a.K, turn, w.key_tiles - 1, w.kv_head);
-    mbarrier_wait(&s.q_empty, (q_turn & 1) ^ 1);
-    s.work = w;
+    const unsigned q = q_turn % s.kQ;
+    mbarrier_wait(&s.q_empty[q], (q_turn / s.kQ & 1) ^ 1);
+    s.work[q] = w;
     if (w.key_tiles == 0) {
-      mbarrier_arrive(&s.q_full);
+      mbarrier_arrive(&s.q_full[q]);
     } else {
-      mbarrier_arrive_expect_tx(&s.q_full, sizeof s.Q);
+      mbarrier_arrive_expect_tx(&s.q_full[q], sizeof s.Q[q]);
       for (int panel = 0; panel < kPanels; panel++)
-        tma_load_3d(s.Q.panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full);
+        tma_load_3d(s.Q[q].panel[panel], &a.Q, 64 * panel, w.row0, w.head, &s.q_full[q]);
     }
     if (w.head < 0) break;
     // Taken late, before the last loads: the block that is free first gets the longest tile that is left.
     const auto take_next = [&] {
-      if (a.p.causal && q_turn == 0) grid_dependency_wait();  // the counter is ready
-      tile = gridDim.x + (a.p.causal ? atomicAdd(counter, 1) : tile);
+      if (Shape::kCausal && q_turn == 0) grid_dependency_wait();  // the counter is ready
+      tile = gridDim.x + (Shape::kCausal ? atomicAdd(counter, 1) : tile);
     };
     if (w.key_tiles == 0) take_next();
     for (int j = w.key_tiles - 1; j >= 0; j--, turn++) {
@@ -141,12 +143,13 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   // From lane 0, so that the compiler knows it to be the same in the whole warp, and the descriptors with it.
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
   const int lane = threadIdx.x % 32, row_in_tile = 64 * warpgroup + threadIdx.x % 128 / 32 * 16 + lane / 4;
-  const uint64_t q_operand = wgmma_operand(s.Q.panel[0][64 * warpgroup]);
+  const uint64_t q_operand = wgmma_operand(s.Q[0].panel[0][64 * warpgroup]);
   const uint64_t k_operand = wgmma_operand(s.K), v_operand = wgmma_operand(s.V, sizeof s.V[0].panel[0]);
 
   float O[D / 2], S[Bc / 2], m[2], l[2], alpha[2];
   uint32_t P[Bc / 4];
   unsigned turn = 0;  // K and V tiles used up since the kernel began
+  unsigned q = 0;     // which Q
 
   const auto is_there = [&](Mbarrier* full, unsigned turn) {
     return mbarrier_test(&full[turn % kStages], turn / kStages & 1);
@@ -155,14 +158,10 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   const auto release = [&](Mbarrier* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
-  const auto release_q = [&] {
-    __syncwarp();  // the whole warp has read s.work, and what it needed of Q
-    release(&s.q_empty);
-  };
   const auto take_turn = [&] { named_barrier_sync(1 + warpgroup, 256); };
   const auto pass_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % Shape::kConsumers, 256); };
   const auto start_qk = [&](unsigned turn) {
-    start_scores<Shape>(S, q_operand, k_operand + turn % kStages * (sizeof s.K[0] >> 4));
+    start_scores<Shape>(S, q_operand + q * (sizeof s.Q[0] >> 4), k_operand + turn % kStages * (sizeof s.K[0] >> 4));
   };
   const auto start_pv = [&](unsigned turn) {
     start_weighted_sum<Shape>(O, P, v_operand + turn % kStages * (sizeof s.V[0] >> 4));
@@ -170,8 +169,9 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
 
   if (warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is the first warpgroup's
   for (unsigned q_turn = 0;; q_turn++) {
-    mbarrier_wait(&s.q_full, q_turn & 1);
-    const Work w = s.work;
+    q = q_turn % s.kQ;
+    mbarrier_wait(&s.q_full[q], q_turn / s.kQ & 1);
+    const Work w = read_work(s.work[q]);
     if (w.head < 0) break;
     const int row = w.row0 + row_in_tile;
     const int whole = whole_tiles<Shape>(a, w.row0 + 64 * warpgroup);
@@ -186,10 +186,12 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
       bool grew = true;
       if (!masked.value) {
         grew = softmax_ahead<Shape>(S, m, l, alpha, limit, a.scale_log2, [&] {
-          scores_by_hand<Shape>(S, s.Q, row_in_tile, a.K_rows + (size_t(s.work.kv_head) * a.p.Nk + key0) * D);
+          scores_by_hand<Shape>(S, s.Q[q], row - s.work[q].row0,
+                                a.K_rows + (size_t(s.work[q].kv_head) * a.p.Nk + key0) * D);
+          __syncwarp();  // lane 0, which will give Q back, has waited for all who read it here
         });
       } else {
-        mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+        mask_scores(S, seen_by<Shape>(a, row) - key0, seen_by<Shape>(a, row + 8) - key0);
         softmax_tile(S, m, l, alpha, a.scale_log2);
       }
       if (grew) limit = fmaxf(fabsf(m[0]), fabsf(m[1])) * a.scale_log2 <= kSteep ? kNoMatter : -INFINITY;
@@ -197,8 +199,19 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
     };
 
     int j = w.key_tiles - 1;
+    if constexpr (Shape::kCausal) {  // tiles that only rows of later warpgroups see pass by
+      const int own = ceil_div(seen_by<Shape>(a, w.row0 + 64 * warpgroup + 63), Bc);
+#pragma unroll 1
+      for (; j >= own; j--, turn++) {
+        if (j > 0) take_turn(), pass_turn();
+        wait(s.k_full, turn);
+        release(&s.k_empty[turn % kStages]);
+        wait(s.v_full, turn);
+        release(&s.v_empty[turn % kStages]);
+      }
+    }
     if (j >= 0) {
-      if (a.negative) turn_signs(s.Q, warpgroup);
+      if (a.negative) turn_signs(s.Q[q], warpgroup);
       wait(s.k_full, turn);
       start_qk(turn);
       wgmma_wait<0>(S);
@@ -228,13 +241,13 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
       if (--j >= 0) wait(s.k_full, turn + 1);
       for (; j >= 0 && j >= whole; j--) next_tile(kMasked);
       for (; j >= 0; j--) next_tile(kWhole);
-      release_q();
+      release(&s.q_empty[q]);
       wait(s.v_full, turn);
       start_pv(turn);
       wgmma_wait<0>(O);
       release(&s.v_empty[turn++ % kStages]);
     } else {
-      release_q();
+      release(&s.q_empty[q]);
     }
     store_output<Shape>(O, m, l, w.head, row, a);
   }
@@ -245,8 +258,8 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
     overlapped(const __grid_constant__ Arguments<typename Shape::T> a, int* counter) {
   Shared<Shape>& s = *dynamic_shared<Shared<Shape>>();
   if (threadIdx.x == 0) {
-    mbarrier_init(&s.q_full, 1);
-    mbarrier_init(&s.q_empty, 4 * Shape::kConsumers);  // an arrival from each warp
+    for (int i = 0; i < s.kQ; i++)
+      mbarrier_init(&s.q_full[i], 1), mbarrier_init(&s.q_empty[i], 4 * Shape::kConsumers);  // an arrival a warp
     for (int i = 0; i < Shape::kStages; i++) {
       mbarrier_init(&s.k_full[i], 1), mbarrier_init(&s.k_empty[i], 4 * Shape::kConsumers);
       mbarrier_init(&s.v_full[i], 1), mbarrier_init(&s.v_empty[i], 4 * Shape::kConsumers);
@@ -275,7 +288,7 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   const auto a = arguments_of<Shape>(p, t);
   int* counter = t.scratch<int>("tiles handed out");
   const int blocks = std::min(a.tiles, multiprocessors());
-  if (p.causal) {
+  if constexpr (Shape::kCausal) {
     launch(start_counting, 1, 1, 0, stream, counter);
     launch_early(overlapped<Shape>, blocks, kThreads<Shape>, sizeof(Shared<Shape>), stream, a, counter);
   } else {
@@ -284,20 +297,15 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
 }
 
 // The shapes that were fastest on an H200.
-template <class T>
-void forward_for(const Problem& p, const Tensors& t, Stream stream) {
-  //                                                        D  warpgroups  Bc  stages
-  if (p.D == 64) return forward_with<Shape<T, 64, 4, 64, 4>>(p, t, stream);
-  if (p.D == 256) return forward_with<Shape<T, 256, 2, 64, 2>>(p, t, stream);
-  if (p.Nk < 2048 || (p.causal && p.Nk <= 4096)) return forward_with<Shape<T, 128, 2, 128, 2>>(p, t, stream);
-  if (p.causal) return forward_with<Shape<T, 128, 3, 80, 2>>(p, t, stream);
-  forward_with<Shape<T, 128, 3, 80, 3>>(p, t, stream);
-}
-
 void forward(const Problem& p, const Tensors& t, Stream stream) {
   if (p.query_rows() == 0) return;
-  if (p.dtype == DType::fp16) return forward_for<__half>(p, t, stream);
-  forward_for<__nv_bfloat16>(p, t, stream);
+  for_type_and_mask(p, [&]<class T, bool kCausal>() {
+    //                                            D  warpgroups  Bc  stages
+    if (p.D == 64) return forward_with<Shape<T, 64, 4, 64, 4, kCausal>>(p, t, stream);
+    if (p.D == 256) return forward_with<Shape<T, 256, 2, 64, 2, kCausal>>(p, t, stream);
+    if (p.Nk < (kCausal ? 4097 : 2048)) return forward_with<Shape<T, 128, 2, 128, 2, kCausal>>(p, t, stream);
+    forward_with<Shape<T, 128, 3, 80, kCausal ? 2 : 3, kCausal>>(p, t, stream);
+  });
 }
 
 std::vector<Workspace> workspace(const Problem&) { return {{.name = "tiles handed out", .bytes = sizeof(int)}}; }

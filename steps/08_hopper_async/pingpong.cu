@@ -90,10 +90,6 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   };
   const auto take_turn = [&] { named_barrier_sync(1 + warpgroup, 256); };
   const auto pass_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % Shape::kConsumers, 256); };
-  const auto release_q = [&] {
-    __syncwarp();  // the whole warp has read s.work
-    release(&s.q_empty);
-  };
   const auto start_qk = [&](unsigned turn) {
     start_scores<Shape>(S, q_operand, k_operand + turn % kStages * (sizeof s.K[0] >> 4));
   };
@@ -104,7 +100,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   if (warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is the first warpgroup's
   for (unsigned q_turn = 0;; q_turn++) {
     mbarrier_wait(&s.q_full, q_turn & 1);
-    const Work w = s.work;
+    const Work w = read_work(s.work);
     if (w.head < 0) break;
     const int row = w.row0 + row_in_tile;
     const int whole = whole_tiles<Shape>(a, w.row0 + 64 * warpgroup);
@@ -113,7 +109,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     const auto softmax = [&](auto masked, int j) {  // S of tile j becomes P
       const int key0 = j * Bc;
-      if (masked.value) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+      if (masked.value) mask_scores(S, seen_by<Shape>(a, row) - key0, seen_by<Shape>(a, row + 8) - key0);
       softmax_tile(S, m, l, alpha, a.scale_log2);
       pack_weights<T>(P, S);
     };
@@ -147,13 +143,13 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
       if (--j >= 0) wait(s.k_full, turn + 1);
       for (; j >= 0 && j >= whole; j--) next_tile(kMasked);
       for (; j >= 0; j--) next_tile(kWhole);
-      release_q();
+      release(&s.q_empty);
       wait(s.v_full, turn);
       start_pv(turn);
       wgmma_wait<0>(O);
       release(&s.v_empty[turn++ % kStages]);
     } else {
-      release_q();
+      release(&s.q_empty);
     }
     store_output<Shape>(O, m, l, w.head, row, a);
   }
@@ -188,18 +184,14 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   launch(pingpong<Shape>, std::min(a.tiles, multiprocessors()), kThreads<Shape>, sizeof(Shared<Shape>), stream, a);
 }
 
-template <class T>
-void forward_for(const Problem& p, const Tensors& t, Stream stream) {
-  //                                            D  warpgroups  Bc
-  if (p.D == 64) return forward_with<Shape<T, 64, 2, 128>>(p, t, stream);
-  if (p.D == 128) return forward_with<Shape<T, 128, 2, 128>>(p, t, stream);
-  forward_with<Shape<T, 256, 2, 64>>(p, t, stream);
-}
-
 void forward(const Problem& p, const Tensors& t, Stream stream) {
   if (p.query_rows() == 0) return;
-  if (p.dtype == DType::fp16) return forward_for<__half>(p, t, stream);
-  forward_for<__nv_bfloat16>(p, t, stream);
+  for_type_and_mask(p, [&]<class T, bool kCausal>() {
+    //                                            D  warpgroups  Bc  stages
+    if (p.D == 64) return forward_with<Shape<T, 64, 2, 128, 2, kCausal>>(p, t, stream);
+    if (p.D == 128) return forward_with<Shape<T, 128, 2, 128, 2, kCausal>>(p, t, stream);
+    forward_with<Shape<T, 256, 2, 64, 2, kCausal>>(p, t, stream);
+  });
 }
 
 const Registration step =

@@ -4,11 +4,10 @@
 //
 // New since chapter 07:
 //   - One thread loads a whole tile, with one instruction for each 64 columns. The copy engine (TMA) computes
-//   addresses,
-//     swizzles, fills with zeros past the end, and reports to an mbarrier in shared memory when the bytes are there.
-//   - A warpgroup, four warps, multiplies 64 rows by a whole tile. wgmma reads Q, K and V in shared memory itself; S, P
-//   and
-//     O are in registers.
+//     addresses, swizzles, fills with zeros past the end, and reports to an mbarrier in shared memory when the bytes
+//     are there.
+//   - A warpgroup, four warps, multiplies 64 rows by a whole tile. wgmma reads Q, K and V in shared memory itself; S,
+//     P and O are in registers.
 // K and V have two stages each: while one is used, the next tile arrives in the other.
 //
 // Page: docs/08_hopper_async.md.  Source: FlashAttention-3 (Shah et al. 2024), section 2.2 and section 3.1.
@@ -82,7 +81,7 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
   m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
   const auto softmax = [&](int j) {  // S of tile j becomes P
     const int key0 = j * Bc;
-    if (j >= whole) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+    if (j >= whole) mask_scores(S, seen_by<Shape>(a, row) - key0, seen_by<Shape>(a, row + 8) - key0);
     softmax_tile(S, m, l, alpha, a.scale_log2);
     pack_weights<T>(P, S);
   };
@@ -115,18 +114,14 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   launch(tma_wgmma<Shape>, grid_of(a.tiles), kThreads<Shape>, sizeof(Shared<Shape>), stream, a);
 }
 
-template <class T>
-void forward_for(const Problem& p, const Tensors& t, Stream stream) {
-  //                                            D  warpgroups  Bc
-  if (p.D == 64) return forward_with<Shape<T, 64, 2, 128>>(p, t, stream);
-  if (p.D == 128) return forward_with<Shape<T, 128, 2, 128>>(p, t, stream);
-  forward_with<Shape<T, 256, 2, 64>>(p, t, stream);
-}
-
 void forward(const Problem& p, const Tensors& t, Stream stream) {
   if (p.query_rows() == 0) return;
-  if (p.dtype == DType::fp16) return forward_for<__half>(p, t, stream);
-  forward_for<__nv_bfloat16>(p, t, stream);
+  for_type_and_mask(p, [&]<class T, bool kCausal>() {
+    //                                            D  warpgroups  Bc  stages
+    if (p.D == 64) return forward_with<Shape<T, 64, 2, 128, 2, kCausal>>(p, t, stream);
+    if (p.D == 128) return forward_with<Shape<T, 128, 2, 128, 2, kCausal>>(p, t, stream);
+    forward_with<Shape<T, 256, 2, 64, 2, kCausal>>(p, t, stream);
+  });
 }
 
 const Registration step =

@@ -4,8 +4,8 @@
 //
 // New since tma_wgmma.cu:
 //   - One more warpgroup, the producer. One of its threads does nothing but start copies. Consumers tell it by
-//   mbarriers,
-//     the "empty" ones, that they are done with a stage, so they need not meet any more: no __syncthreads in the loop.
+//     mbarriers, the "empty" ones, that they are done with a stage, so they need not meet any more: no __syncthreads in
+//     the loop.
 //   - Registers move from the producer to the consumers (setmaxnreg).
 //   - Blocks stay: as many as there are multiprocessors, each doing one tile of the output after the other. While the
 //     consumers finish one, the producer already loads for the next.
@@ -81,10 +81,6 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
   const auto release = [&](Mbarrier* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
-  const auto release_q = [&] {
-    __syncwarp();  // the whole warp has read s.work
-    release(&s.q_empty);
-  };
   const auto start_qk = [&](unsigned turn) {
     start_scores<Shape>(S, q_operand, k_operand + turn % kStages * (sizeof s.K[0] >> 4));
   };
@@ -94,7 +90,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
 
   for (unsigned q_turn = 0;; q_turn++) {
     mbarrier_wait(&s.q_full, q_turn & 1);
-    const Work w = s.work;
+    const Work w = read_work(s.work);
     if (w.head < 0) break;
     const int row = w.row0 + row_in_tile;
     const int whole = whole_tiles<Shape>(a, w.row0 + 64 * warpgroup);
@@ -103,7 +99,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
     const auto softmax = [&](int j) {  // S of tile j becomes P
       const int key0 = j * Bc;
-      if (j >= whole) mask_scores(S, seen_by(a, row) - key0, seen_by(a, row + 8) - key0);
+      if (j >= whole) mask_scores(S, seen_by<Shape>(a, row) - key0, seen_by<Shape>(a, row + 8) - key0);
       softmax_tile(S, m, l, alpha, a.scale_log2);
       pack_weights<T>(P, S);
     };
@@ -123,7 +119,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Arguments<T>& a)
         release(&s.v_empty[turn % kStages]);
       }
     }
-    release_q();
+    release(&s.q_empty);
     store_output<Shape>(O, m, l, w.head, row, a);
   }
 }
@@ -159,18 +155,14 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
          a);
 }
 
-template <class T>
-void forward_for(const Problem& p, const Tensors& t, Stream stream) {
-  //                                            D  warpgroups  Bc
-  if (p.D == 64) return forward_with<Shape<T, 64, 2, 128>>(p, t, stream);
-  if (p.D == 128) return forward_with<Shape<T, 128, 2, 128>>(p, t, stream);
-  forward_with<Shape<T, 256, 2, 64>>(p, t, stream);
-}
-
 void forward(const Problem& p, const Tensors& t, Stream stream) {
   if (p.query_rows() == 0) return;
-  if (p.dtype == DType::fp16) return forward_for<__half>(p, t, stream);
-  forward_for<__nv_bfloat16>(p, t, stream);
+  for_type_and_mask(p, [&]<class T, bool kCausal>() {
+    //                                            D  warpgroups  Bc  stages
+    if (p.D == 64) return forward_with<Shape<T, 64, 2, 128, 2, kCausal>>(p, t, stream);
+    if (p.D == 128) return forward_with<Shape<T, 128, 2, 128, 2, kCausal>>(p, t, stream);
+    forward_with<Shape<T, 256, 2, 64, 2, kCausal>>(p, t, stream);
+  });
 }
 
 const Registration step =

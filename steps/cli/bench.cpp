@@ -1,11 +1,13 @@
 // `flashsteps bench`: speed on the GPU, by the protocol of the FlashAttention-2 and -3 papers: 16,384 tokens in all,
 // hidden size 2,048, single launches timed with events, medians.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <sstream>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/files.h"
@@ -19,6 +21,8 @@ namespace flash::cli {
 namespace {
 
 constexpr int kTokens = 16384, kHidden = 2048;
+constexpr int kWarmUp = 3;             // launches
+constexpr double kMsEach = 100;        // to be timed for each problem
 constexpr double kCacheBytes = 256e6;  // several times any GPU's L2: what the rotated inputs fill together
 
 struct BenchOptions {
@@ -26,6 +30,8 @@ struct BenchOptions {
   ProblemOptions problem;
   PassOption pass;
   FormatOption format;
+  double idle = 0.2;  // seconds
+  int launches = 0;   // 0: as many as take 0.1 s, 9 to 50
   std::string csv, plot;
 };
 
@@ -48,8 +54,10 @@ class Bench {
   int run() {
     const bool table = options_.format.format == Format::table;
     if (table)
-      std::cout << "GPU: " << gpu_.name() << ", measured: " << std::lround(rates_.fp32_flops / 1e10) / 100.0
-                << " TFLOP/s fp32, copy " << std::lround(rates_.hbm_bytes / 1e9) << " GB/s\n\n";
+      std::cout << "GPU: " << gpu_.name() << ", measured: " << std::lround(rates_.fp32_flops / 1e12)
+                << " TFLOP/s fp32, " << std::lround(rates_.bf16_flops / 1e12) << " bf16, "
+                << std::lround(rates_.e4m3_flops / 1e12) << " e4m3, copy " << std::lround(rates_.hbm_bytes / 1e9)
+                << " GB/s\n\n";
     std::string refusal;
     for (const RegisteredStep* step : select_steps(options_.steps.prefixes))
       for (Pass pass : options_.pass.passes()) {
@@ -116,20 +124,19 @@ class Bench {
         return;
       }
     }
-    std::vector<double> ms;
-    double total = 0;
-    for (int i = 0; i < 53 && (i < 6 || total < 400); i++) {
-      const PreparedStep& one = *prepared[size_t(i) % prepared.size()];
-      const double t = gpu_.time_ms([&] { one.launch(); });
-      total += t;
-      if (i >= 3) ms.push_back(t);  // the first ones warm up
-    }
-    prepared.front()->finish();
+    const auto launch = [&](int i) { prepared[size_t(i) % prepared.size()]->launch(); };
+    const std::vector<double> first = gpu_.times_ms(kWarmUp, launch);
+    const int fitting = int(std::clamp(kMsEach / *std::min_element(first.begin(), first.end()), 9.0, 50.0));
+    std::this_thread::sleep_for(std::chrono::duration<double>(options_.idle));
+    std::vector<double> ms = gpu_.times_ms(kWarmUp + (options_.launches ? options_.launches : fitting), launch);
+    ms.erase(ms.begin(), ms.begin() + kWarmUp);
+    prepared.front()->check_guards();
     std::sort(ms.begin(), ms.end());
     const double median = percentile(ms, 0.5);
-    // Steps in narrower types run on tensor cores, whose rate is not measured here: no bound for these.
-    const double bound_ms = 1e3 * std::max(flops(p, pass) / rates_.fp32_flops, least_bytes(p, pass) / rates_.hbm_bytes);
-    const Row bound = p.dtype == DType::fp32 ? Row(bound_ms / median) : Row(nullptr);
+    // A GPU without the units for this type has no rate, and no bound.
+    const double rate = matrix_rate(p.dtype);
+    const double bound_ms = 1e3 * std::max(flops(p, pass) / rate, least_bytes(p, pass) / rates_.hbm_bytes);
+    const Row bound = rate > 0 ? Row(bound_ms / median) : Row(nullptr);
     rows_.push_back({{"step", step.id},
                      {"dtype", flash::name_of(p.dtype)},
                      {"head_dim", p.D},
@@ -144,6 +151,12 @@ class Bench {
                      {"tflops", flops(p, pass) / median / 1e9},
                      {"bound_fraction", bound},
                      {"scratch_bytes", prepared.front()->scratch_bytes()}});
+  }
+
+  // Of the units that multiply this type, operations a second.
+  double matrix_rate(DType type) const {
+    if (type == DType::e4m3) return rates_.e4m3_flops;
+    return bytes_of(type) == 2 ? rates_.bf16_flops : rates_.fp32_flops;
   }
 
   // The last problem's inputs are kept: the next one mostly has as many numbers, if in another shape.
@@ -224,6 +237,14 @@ Command add_bench(CLI::App& command) {
   o->problem.add_rest_to(command);
   o->pass.add_to(command);
   o->format.add_to(command);
+  command
+      .add_option("--idle", o->idle,
+                  "Seconds of rest before each problem: a GPU that is busy for long slows itself down")
+      ->check(CLI::Range(0.0, 60.0))
+      ->capture_default_str();
+  command
+      .add_option("--launches", o->launches, "How many launches are timed; without it as many as take 0.1 s, 9 to 50")
+      ->check(CLI::Range(1, 10000));
   command.add_option("--csv", o->csv, "Write the rows to this file, too")->type_name("FILE");
   command.add_option("--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file")->type_name("FILE");
   return [o] { return Bench(*o).run(); };

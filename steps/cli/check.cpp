@@ -3,13 +3,14 @@
 #include <iostream>
 #include <map>
 #include <set>
-#include <sstream>
-#include <tuple>
 
 #include "cli/awkward.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/random_problems.h"
+#include "cli/report.h"
 #include "cli/verify.h"
+#include "reference_cpu/parallel.h"
 
 namespace flash::cli {
 namespace {
@@ -21,15 +22,11 @@ struct CheckOptions {
   DeviceOption device;
   FormatOption format;
   int sample = 0;
+  int random = 0;  // how many drawn cases for each pass of each step; 0: none
+  std::optional<Values> values;
   bool no_observe = false;
-};
 
-// One comparison to make.
-struct Item {
-  const RegisteredStep* step;
-  Pass pass;
-  Target target;
-  Problem problem;
+  HowRun how_run() const { return {sample, device.choice == DeviceChoice::cpu}; }
 };
 
 // All comparisons that the command line asks for, made before the first one runs.
@@ -51,6 +48,7 @@ class Plan {
   }
 
   const std::vector<Item>& items() const { return items_; }
+  std::vector<Item>& items() { return items_; }
 
  private:
   void refuse(const std::string& why) {
@@ -70,13 +68,26 @@ class Plan {
       }
       for (Pass pass : options_.pass.passes()) {
         if (options_.pass.name == "both" && !step->has(pass)) continue;
+        if (options_.random > 0) {
+          add_random(*step, pass, *target);
+          continue;
+        }
         for (const Problem& p : problems_for(*step)) {
           if (const auto why = why_unsupported(*step, p, pass))
             refuse(*why);
           else
-            items_.push_back({step, pass, *target, p});
+            items_.push_back({step, pass, *target, p, options_.values.value_or(Values::normal)});
         }
       }
+    }
+  }
+
+  void add_random(const RegisteredStep& step, Pass pass, Target target) {
+    for (int i = 0; i < options_.random; i++) {
+      const RandomCase drawn =
+          random_case(step.info(), pass, options_.problem.seed, uint32_t(i), options_.problem, options_.values);
+      if (const auto why = why_unsupported(step, drawn.problem, pass)) return refuse(*why);
+      items_.push_back({&step, pass, target, drawn.problem, drawn.values});
     }
   }
 
@@ -111,154 +122,93 @@ class Plan {
   std::string refusal_;
 };
 
-// The command that repeats one check.
-std::string repeat_command(const Item& item, const CheckOptions& o) {
-  const Problem& p = item.problem;
-  std::ostringstream text;
-  text << "flashsteps check " << item.step->id << " --pass " << name_of(item.pass) << " --batch " << p.B << " --heads "
-       << p.Hq << " --kv-heads " << p.Hkv << " --seq " << p.Nq << " --seq-k " << p.Nk << " --head-dim " << p.D
-       << " --dtype " << flash::name_of(p.dtype);
-  if (p.causal) text << " --causal";
-  if (p.deterministic) text << " --deterministic";
-  text.precision(17);
-  if (p.scale != default_scale(p.D)) text << " --scale " << p.scale;
-  if (p.dropout > 0) text << " --dropout " << p.dropout;
-  if (p.seed) text << " --seed " << p.seed;
-  if (o.sample) text << " --sample " << o.sample;
-  if (o.device.choice == DeviceChoice::cpu) text << " --device cpu";
-  return text.str();
-}
-
-Row row_of(const Item& item, const std::string& output, const reference::Verdict& verdict) {
-  const Problem& p = item.problem;
-  return {{"step", item.step->id},
-          {"device", item.target == Target::gpu ? "gpu" : "cpu"},
-          {"pass", name_of(item.pass)},
-          {"dtype", flash::name_of(p.dtype)},
-          {"batch", p.B},
-          {"heads", p.Hq},
-          {"kv_heads", p.Hkv},
-          {"seq", p.Nq},
-          {"seq_k", p.Nk},
-          {"head_dim", p.D},
-          {"causal", p.causal},
-          {"scale", p.scale},
-          {"dropout", p.dropout},
-          {"output", output},
-          {"error", verdict.error},
-          {"allowed", verdict.allowed},
-          {"max_error", verdict.max_error},
-          {"max_allowed", verdict.max_allowed},
-          {"ok", verdict.pass},
-          {"reason", verdict.reason}};
-}
-
-// A step's line in the table: how many problems, and the closest call among them.
-struct Tally {
-  int problems = 0, failed = 0;
-  double error = 0, allowed = 0;
-  std::string worst = "-";
-  double ratio = -1;
-
-  void add(const Outcome& outcome) {
-    problems++;
-    failed += !outcome.pass;
-    for (const auto& [name, v] : outcome.outputs) {
-      const double r = v.allowed > 0 ? v.error / v.allowed : v.error > 0 ? 1e300 : 0;
-      if (r > ratio) ratio = r, error = v.error, allowed = v.allowed, worst = name;
-    }
-  }
-};
-
 class Check {
  public:
   explicit Check(const CheckOptions& options)
-      : options_(options), chosen_(choose_device(options.device.choice)), plan_(options, *chosen_.device) {}
+      : options_(options),
+        chosen_(choose_device(options.device.choice)),
+        plan_(options, *chosen_.device),
+        report_(options.format.format, options.how_run()) {}
 
   int run() {
-    for (size_t i = 0; i < plan_.items().size(); i++) {
-      const Item& item = plan_.items()[i];
-      progress_.show(std::to_string(i + 1) + "/" + std::to_string(plan_.items().size()) + " " + item.step->id + ": " +
-                     describe(item.problem));
-      check_one(item);
+    if (options_.random > 0) sort_by_question();
+    const std::vector<Item>& items = plan_.items();
+    for (size_t i = 0; i < items.size(); i++) {
+      progress_.show(std::to_string(i + 1) + "/" + std::to_string(items.size()) + " " + items[i].step->id + ": " +
+                     describe(items[i].problem));
+      if (options_.random > 0) prepare_questions(i);
+      check_one(items[i]);
     }
-    return report();
+    progress_.show("");
+    return report_.print(std::cout, chosen_.sentence) ? 0 : 1;
   }
 
  private:
+  static constexpr size_t kQuestionsAtOnce = 256;
+  static constexpr int kShrunk = 10;  // failures that are cut down
+
   void check_one(const Item& item) {
-    const Problem& p = item.problem;
+    const Outcome outcome = answer(item, question_for(item));
+    report_.add(item, outcome);
+    if (outcome.pass || options_.random == 0 || shrunk_++ >= kShrunk) return;
+    const Item smallest = smallest_failing(item, [&](const Item& other) {
+      progress_.show("looking for the smallest failing case: " + describe(other.problem));
+      return !answer(other, new_question(other)).pass;
+    });
+    report_.add_smallest(smallest, answer(smallest, new_question(smallest)));
+  }
+
+  Outcome answer(const Item& item, const Question& question) {
     Device& device = item.target == Target::gpu ? *chosen_.device : cpu_device();
-    const Outcome outcome = verify(device, item.target, *item.step, item.pass, question_for(p));
-    tallies_[{item.step->id, name_of(item.pass), flash::name_of(p.dtype)}].add(outcome);
-    for (const auto& [output, verdict] : outcome.outputs) rows_.push_back(row_of(item, output, verdict));
-    if (!outcome.fault.empty()) {
-      reference::Verdict none;
-      none.reason = outcome.fault;
-      rows_.push_back(row_of(item, "", none));
-      for (const char* field : {"error", "allowed", "max_error", "max_allowed"}) rows_.back()[field] = nullptr;
-    }
-    if (outcome.pass) return;
-    std::ostringstream text;
-    text << "FAILED  " << item.step->id << " " << name_of(item.pass) << ", " << describe(p) << "\n";
-    for (const auto& [output, verdict] : outcome.outputs)
-      if (!verdict.pass) text << "        " << verdict.reason << "\n";
-    if (!outcome.fault.empty()) text << "        " << outcome.fault << "\n";
-    text << "        again: " << repeat_command(item, options_) << "\n";
-    failures_.push_back(text.str());
+    return verify(device, item.target, *item.step, item.pass, question);
+  }
+
+  static std::string key_of(const Item& item) {
+    return describe(item.problem) + " " + std::to_string(item.problem.seed) + name_of(item.values);
+  }
+
+  Question new_question(const Item& item, int threads = 0) const {
+    return Question(item.problem, asks_for_gradient_, options_.sample, item.values, threads);
   }
 
   // Questions are kept for the steps to come; those with large tensors one at a time.
-  const Question& question_for(const Problem& p) {
-    const std::string key = describe(p) + std::to_string(p.seed);
-    auto it = questions_.find(key);
+  const Question& question_for(const Item& item) {
+    const auto it = questions_.find(key_of(item));
     if (it != questions_.end()) return it->second;
-    if (p.q_elements() + p.kv_elements() > 200000) questions_.clear();
-    return questions_.try_emplace(key, p, asks_for_gradient(), options_.sample).first->second;
+    if (item.problem.q_elements() + item.problem.kv_elements() > 200000) questions_.clear();
+    return questions_.try_emplace(key_of(item), new_question(item)).first->second;
   }
 
-  bool asks_for_gradient() const {
-    return std::any_of(plan_.items().begin(), plan_.items().end(),
-                       [](const Item& item) { return item.pass == Pass::backward; });
+  // Steps that are asked the same come one after the other.
+  void sort_by_question() {
+    std::map<std::string, size_t> first;
+    for (const Item& item : plan_.items()) first.emplace(key_of(item), first.size());
+    std::stable_sort(plan_.items().begin(), plan_.items().end(),
+                     [&](const Item& a, const Item& b) { return first.at(key_of(a)) < first.at(key_of(b)); });
   }
 
-  int report() {
-    progress_.show("");
-    bool all_pass = true;
-    std::vector<Row> table;
-    for (const auto& [key, t] : tallies_) {
-      all_pass = all_pass && t.failed == 0;
-      const auto& [step, pass, dtype] = key;
-      table.push_back({{"step", step},
-                       {"pass", pass},
-                       {"dtype", dtype},
-                       {"problems", t.problems},
-                       {"failed", t.failed},
-                       {"worst", t.worst},
-                       {"error", t.ratio < 0 ? Row(nullptr) : Row(t.error)},
-                       {"allowed", t.ratio < 0 ? Row(nullptr) : Row(t.allowed)},
-                       {"", t.failed ? "FAILED" : "ok"}});
-    }
-    if (options_.format.format == Format::table) {
-      std::cout << chosen_.sentence << "\n\n";
-      print_rows(std::cout, Format::table, table);
-      size_t shown = 0;
-      for (const std::string& failure : failures_)
-        if (shown++ < 20) std::cout << (shown == 1 ? "\n" : "") << failure;
-      if (shown > 20) std::cout << "… and " << shown - 20 << " more; --format csv lists all\n";
-    } else {
-      print_rows(std::cout, options_.format.format, rows_);
-    }
-    return all_pass ? 0 : 1;
+  // Small problems keep one core busy each: makes the questions of the next items, a problem a core.
+  void prepare_questions(size_t from) {
+    const std::vector<Item>& items = plan_.items();
+    if (questions_.count(key_of(items[from]))) return;
+    questions_.clear();
+    std::vector<const Item*> fresh;
+    std::set<std::string> keys;
+    for (size_t i = from; i < items.size() && fresh.size() < kQuestionsAtOnce; i++)
+      if (keys.insert(key_of(items[i])).second) fresh.push_back(&items[i]);
+    std::vector<std::optional<Question>> made(fresh.size());
+    reference::parallel_for(fresh.size(), 0, [&](size_t i) { made[i].emplace(new_question(*fresh[i], 1)); });
+    for (size_t i = 0; i < fresh.size(); i++) questions_.try_emplace(key_of(*fresh[i]), std::move(*made[i]));
   }
 
   const CheckOptions& options_;
   ChosenDevice chosen_;
   Plan plan_;
+  const bool asks_for_gradient_ = std::any_of(plan_.items().begin(), plan_.items().end(),
+                                              [](const Item& item) { return item.pass == Pass::backward; });
+  Report report_;
   std::map<std::string, Question> questions_;
-  std::map<std::tuple<std::string, std::string, std::string>, Tally> tallies_;
-  std::vector<Row> rows_;
-  std::vector<std::string> failures_;
+  int shrunk_ = 0;
   Progress progress_;
 };
 
@@ -272,11 +222,20 @@ Command add_check(CLI::App& command) {
   o->pass.add_to(command);
   const CLI::Option* sample =
       command.add_option("--sample", o->sample, "Compare about this many rows of each output, for long sequences");
+  const CLI::Option* random = command.add_option(
+      "--random", o->random, "Check this many drawn cases for each pass of each step; --seed draws others");
+  command
+      .add_option_function<std::string>(
+          "--values", [o = o.get()](const std::string& word) { o->values = values_named(word); },
+          "What the inputs are like: normal, outliers, huge, tiny, constant, zeros, denormal, nan, inf")
+      ->type_name("");
   command.add_flag("--no-observe", o->no_observe, "On the CPU device: do not watch memory accesses; faster");
   o->device.add_to(command);
   o->format.add_to(command);
-  return [o, sample] {
+  return [o, sample, random] {
     if (sample->count() > 0 && o->sample < 1) throw Error("--sample: must be at least 1");
+    if (random->count() > 0 && (o->random < 1 || o->random > 1000000))
+      throw Error("--random: must be from 1 to 1000000");
     return Check(*o).run();
   };
 }

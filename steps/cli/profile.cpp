@@ -170,6 +170,7 @@ class Profiler {
       add("block_barriers", c.block_barriers);
       add("warp_barriers", c.warp_barriers);
       add("named_barriers", c.named_barriers);
+      add("barrier_warps", c.barrier_warps);
       add("mbarrier_waits", c.mbarrier_waits);
       add("shuffles", c.shuffles);
       add("votes", c.votes);

@@ -42,8 +42,7 @@ DType dtype_shown(const Step& step) {
 }
 
 double median_ms(Device& gpu, const PreparedStep& step) {
-  std::vector<double> ms;
-  for (int i = 0; i < 9; i++) ms.push_back(gpu.time_ms([&] { step.launch(); }));
+  std::vector<double> ms = gpu.times_ms(9, [&](int) { step.launch(); });
   std::sort(ms.begin() + 2, ms.end());  // the first two warm up
   return ms[2 + 3];
 }

@@ -1,6 +1,6 @@
 #include "cli/verify.h"
 
-#include "harness/inputs.h"
+#include <cmath>
 
 namespace flash::cli {
 
@@ -19,14 +19,15 @@ void require_host_memory(const Problem& p, bool whole_answers) {
 
 }  // namespace
 
-Question::Question(const Problem& problem, bool with_gradient, int sample_rows) : problem_(problem) {
+Question::Question(const Problem& problem, bool with_gradient, int sample_rows, Values values, int threads)
+    : problem_(problem), values_(values) {
   require_host_memory(problem, sample_rows == 0);
-  inputs_ = random_tensors(problem, problem.seed);
+  inputs_ = tensors_of(problem, problem.seed, values);
   if (!with_gradient) inputs_.dO.clear();
   reference::Selection selection;
   if (sample_rows > 0) selection = reference::sample(problem, sample_rows, 1, problem.seed);
   everything_ = selection.everything;
-  oracle_ = std::make_unique<reference::Oracle>(problem, inputs_, selection);
+  oracle_ = std::make_unique<reference::Oracle>(problem, inputs_, selection, threads);
   if (everything_) {
     inputs_.O = oracle_->O();
     inputs_.LSE = oracle_->LSE();
@@ -42,6 +43,27 @@ const RegisteredStep& forward_before(const RegisteredStep& step, const Problem& 
   if (!found) throw Error(step.id + " needs O and LSE, and no step before it has a forward pass for " + describe(p));
   return *found;
 }
+
+namespace {
+
+// How a step's results are judged: gradients of inputs that are not finite have more than one right answer, and the
+// rounding errors of equal numbers are equal.
+reference::Rule rule_for(const RegisteredStep& step, Pass pass, const Question& question) {
+  const Problem& p = question.problem();
+  reference::Rule rule;
+  if (!are_finite(question.values()) && pass == Pass::backward) {
+    const bool all_see_all = !p.causal && p.dropout == 0;
+    const bool spreads = step.info().spreads_nonfinite && !all_see_all;
+    rule.non_finite = spreads ? reference::NonFinite::spreads : reference::NonFinite::alike;
+  }
+  if (question.values() == Values::constant) {
+    const double queries = p.Hkv > 0 ? double(p.Nq) * (p.Hq / p.Hkv) : 0;
+    rule.units *= std::sqrt(double(p.D) + queries + double(p.Nk));
+  }
+  return rule;
+}
+
+}  // namespace
 
 Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass pass, const Question& question) {
   const Problem& p = question.problem();
@@ -67,10 +89,12 @@ Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass p
   outcome.scratch_bytes = result.scratch_bytes;
   outcome.traffic = result.traffic;
   const HostTensors& x = result.tensors;
+  const reference::Rule rule = rule_for(step, pass, question);
   if (pass == Pass::forward) {
-    outcome.outputs = {{"O", oracle.judge_O(x.O)}, {"LSE", oracle.judge_LSE(x.LSE)}};
+    outcome.outputs = {{"O", oracle.judge_O(x.O, rule)}, {"LSE", oracle.judge_LSE(x.LSE, rule)}};
   } else {
-    outcome.outputs = {{"dQ", oracle.judge_dQ(x.dQ)}, {"dK", oracle.judge_dK(x.dK)}, {"dV", oracle.judge_dV(x.dV)}};
+    outcome.outputs = {
+        {"dQ", oracle.judge_dQ(x.dQ, rule)}, {"dK", oracle.judge_dK(x.dK, rule)}, {"dV", oracle.judge_dV(x.dV, rule)}};
   }
   outcome.pass = true;
   for (const auto& [name, verdict] : outcome.outputs) outcome.pass = outcome.pass && verdict.pass;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/values.h"
 #include "harness/registry.h"
 #include "harness/runner.h"
 #include "reference_cpu/error_rule.h"
@@ -15,16 +16,20 @@ namespace flash::cli {
 // A problem with its inputs and the oracle's answers, computed once for all steps that are asked it.
 class Question {
  public:
-  // Random inputs. `sample_rows` > 0: the oracle answers for about that many rows of each output only.
-  Question(const Problem& problem, bool with_gradient, int sample_rows = 0);
+  // Random inputs. `sample_rows` > 0: the oracle answers for about that many rows of each output only. `threads` work
+  // on the answers, 0 for one a core.
+  Question(const Problem& problem, bool with_gradient, int sample_rows = 0, Values values = Values::normal,
+           int threads = 0);
 
   const Problem& problem() const { return problem_; }
+  Values values() const { return values_; }
   const HostTensors& inputs() const { return inputs_; }
   const reference::Oracle& oracle() const { return *oracle_; }
   bool everything() const { return everything_; }
 
  private:
   Problem problem_;
+  Values values_;
   HostTensors inputs_;
   bool everything_ = true;
   std::unique_ptr<reference::Oracle> oracle_;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "harness/step.h"
 
@@ -42,8 +43,9 @@ class Device {
 
   // Waits for all launches. Throws KernelFault if one of them failed.
   virtual void synchronize() = 0;
-  // Milliseconds that the work launched by `work` takes on the device.
-  virtual double time_ms(const std::function<void()>& work) = 0;
+  // Milliseconds that the work launched by each of work(0), work(1), … work(count − 1) takes on the device. Launches are
+  // queued one behind the other, so that a short kernel does not wait for the host.
+  virtual std::vector<double> times_ms(int count, const std::function<void(int)>& work) = 0;
 
   // What kernels compiled as Target::cpu_observed have moved since the last reset; nothing on a GPU.
   virtual void reset_traffic() {}

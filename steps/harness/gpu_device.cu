@@ -77,14 +77,21 @@ class GpuDevice : public Device {
 
   void synchronize() override { check_cuda(cudaDeviceSynchronize(), "running a kernel"); }
 
-  double time_ms(const std::function<void()>& work) override {
-    check_cuda(cudaEventRecord(events_.start), "cudaEventRecord");
-    work();
-    check_cuda(cudaEventRecord(events_.stop), "cudaEventRecord");
-    check_cuda(cudaEventSynchronize(events_.stop), "running a kernel");
-    float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, events_.start, events_.stop), "cudaEventElapsedTime");
-    return ms;
+  std::vector<double> times_ms(int count, const std::function<void(int)>& work) override {
+    const std::vector<Event> events(size_t(count) * 2);
+    for (int i = 0; i < count; i++) {
+      check_cuda(cudaEventRecord(events[2 * size_t(i)].event), "cudaEventRecord");
+      work(i);
+      check_cuda(cudaEventRecord(events[2 * size_t(i) + 1].event), "cudaEventRecord");
+    }
+    synchronize();
+    std::vector<double> times;
+    for (size_t i = 0; i < events.size(); i += 2) {
+      float ms = 0;
+      check_cuda(cudaEventElapsedTime(&ms, events[i].event, events[i + 1].event), "cudaEventElapsedTime");
+      times.push_back(ms);
+    }
+    return times;
   }
 
  private:
@@ -92,16 +99,15 @@ class GpuDevice : public Device {
     void* raw;
     size_t bytes;
   };
-  struct Events {
-    cudaEvent_t start{}, stop{};
-    Events() {
-      check_cuda(cudaEventCreate(&start), "cudaEventCreate");
-      check_cuda(cudaEventCreate(&stop), "cudaEventCreate");
-    }
+  struct Event {
+    cudaEvent_t event{};
+    Event() { check_cuda(cudaEventCreate(&event), "cudaEventCreate"); }
+    ~Event() { cudaEventDestroy(event); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
   };
   cudaDeviceProp properties_;
   std::map<void*, Block> blocks_;
-  Events events_;
 };
 
 // Dotted, as NVIDIA prints versions: 13000 → 13.0

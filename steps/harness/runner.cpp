@@ -92,9 +92,13 @@ void PreparedStep::run_forward_first(const RegisteredStep& forward, Target targe
   for (const Buffer& buffer : passing) buffer.check_guards();
 }
 
-HostTensors PreparedStep::finish() const {
+void PreparedStep::check_guards() const {
   device_.synchronize();
   for (const Buffer& buffer : buffers_) buffer.check_guards();
+}
+
+HostTensors PreparedStep::finish() const {
+  check_guards();
   const auto fetch = [&](const void* from, DType type, size_t elements) {
     std::vector<std::byte> bytes(elements * bytes_of(type));
     device_.download(bytes.data(), from, bytes.size());

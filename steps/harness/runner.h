@@ -23,7 +23,10 @@ class PreparedStep {
   // Launches the pass; on a GPU it may still be running when this returns.
   void launch() const { run_(problem_, tensors_, nullptr); }
 
-  // Waits for the launches, verifies the guard zones and copies back the results: O and LSE, or dQ, dK and dV; and with
+  // Waits for the launches and verifies the guard zones; throws KernelFault.
+  void check_guards() const;
+
+  // The same, and copies back the results: O and LSE, or dQ, dK and dV; and with
   // these O and LSE too, where the chapter's forward pass was run for them.
   HostTensors finish() const;
 

@@ -62,6 +62,7 @@ struct Step {
   bool dropout = false;
   bool kv_heads = false;  // Hkv < Hq: grouped key/value heads
   int min_sm = 0;         // oldest GPU that has its instructions, e.g. 75; read by the build too. 0: no GPU code
+  bool spreads_nonfinite = false;  // backward: a NaN or ∞ may reach rows of its tile that do not see it (0 · NaN)
   std::vector<Workspace> (*workspace)(const Problem&) = nullptr;
   std::vector<std::string> reads_saved = {};  // a backward pass: what it needs of its chapter's forward workspace
   RunPass forward = nullptr;                  // at least one of the two

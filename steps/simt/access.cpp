@@ -44,12 +44,6 @@ inline void Observer::end_turn() {
   if (--turn_ == 0) block_.yield();
 }
 
-// Does this one's access come without order after an earlier one of another thread?
-inline bool Observer::conflicts(Moment earlier) const {
-  if (earlier.block() == order_.block() && order_.ordered(earlier, me_)) return false;
-  return acquired_.empty() || !flags_cover(earlier);
-}
-
 // Checks one cell against this access, and notes the access there. After a read by one thread and another one by a
 // second, only the second is kept, with a flag: that is enough to find a write by any third thread, or by the second
 // one itself if it has met nobody since.

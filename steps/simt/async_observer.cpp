@@ -19,14 +19,18 @@ void Observer::acquire(const SharedClock& published) {
   if (published) order_.acquire(me_, published);
 }
 
-void Observer::init_mbarrier(MbarrierState& barrier) {
-  barrier.agent = order_.add_agent();
-  barrier.initialised = Moment(order_.stamp(me_));
+void Observer::init_mbarrier(const Mbarrier* barrier, MbarrierState& state, const void* code) {
+  access<8, true>(uintptr_t(barrier), code, false);
+  const uint64_t site = site_of(uintptr_t(barrier), sizeof *barrier, true, code)->number;
+  state.agent = order_.add_agent();
+  state.initialised = Moment(order_.stamp(me_) | site << Moment::kSiteShift);
   check_moments();
 }
 
-void Observer::use_mbarrier(const Mbarrier* barrier, bool arrives, const void* code) {
+// Those who use it come after the one who has initialised it, and not only by luck.
+void Observer::use_mbarrier(const Mbarrier* barrier, const MbarrierState& state, bool arrives, const void* code) {
   const Site& site = *site_of(uintptr_t(barrier), sizeof *barrier, arrives, code);
+  if (conflicts(state.initialised)) race(site, uintptr_t(barrier), state.initialised, true, true);
   arrives ? check_range<true>(site, uintptr_t(barrier), sizeof *barrier, /*atomic=*/true)
           : check_range<false>(site, uintptr_t(barrier), sizeof *barrier, /*atomic=*/true);
 }

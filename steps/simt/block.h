@@ -74,7 +74,7 @@ struct Warp {
 
 // What is counted whether or not code is observed.
 struct CollectiveCounts {
-  uint64_t block_barriers = 0, warp_barriers = 0, named_barriers = 0, mbarrier_waits = 0;
+  uint64_t block_barriers = 0, warp_barriers = 0, named_barriers = 0, barrier_warps = 0, mbarrier_waits = 0;
   uint64_t shuffles = 0, votes = 0, atomics = 0;
   uint64_t async_copies = 0, bulk_copies = 0, matrix_flops = 0;
 };

@@ -23,8 +23,10 @@ void meet_in_block(const char* what, void* mine, BlockRunner::Act act, const voi
           {{std::string(what) + " while " + block.describe_thread(barrier.members[0]) + " is in " + what + " at ",
             barrier.code}});
   }
-  if (block.meet(barrier, block.threads, barrier.arrived, mine, act, 0, what, code, /*orders_memory=*/true))
+  if (block.meet(barrier, block.threads, barrier.arrived, mine, act, 0, what, code, /*orders_memory=*/true)) {
     ++block.counts.block_barriers;
+    block.counts.barrier_warps += uint64_t(block.threads + kWarpSize - 1) / kWarpSize;
+  }
 }
 
 unsigned lanes_of(const std::vector<int>& members) {

@@ -41,10 +41,14 @@ class CpuDevice final : public Device {
 
   void synchronize() override {}  // a launch returns, or throws, when it is done
 
-  double time_ms(const std::function<void()>& work) override {
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  std::vector<double> times_ms(int count, const std::function<void(int)>& work) override {
+    std::vector<double> times;
+    for (int i = 0; i < count; i++) {
+      const auto start = std::chrono::steady_clock::now();
+      work(i);
+      times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    }
+    return times;
   }
 
   void reset_traffic() override { simt::reset_counters(); }

@@ -86,6 +86,7 @@ struct Counters {
   uint64_t block_barriers = 0;  // __syncthreads and its kin, once a block
   uint64_t warp_barriers = 0;   // __syncwarp, once a warp (or part of one)
   uint64_t named_barriers = 0;  // once each time that all have come
+  uint64_t barrier_warps = 0;   // block and named barriers, once for each warp that came: instructions of a GPU
   uint64_t mbarrier_waits = 0;  // once a thread
   uint64_t shuffles = 0;        // once a warp
   uint64_t votes = 0;           // once a warp

@@ -169,6 +169,7 @@ void run_grid(const Launch& launch) {
     of_launch.votes += runner.counts.votes;
     of_launch.atomics += runner.counts.atomics;
     of_launch.named_barriers += runner.counts.named_barriers;
+    of_launch.barrier_warps += runner.counts.barrier_warps;
     of_launch.mbarrier_waits += runner.counts.mbarrier_waits;
     of_launch.async_copies += runner.counts.async_copies;
     of_launch.bulk_copies += runner.counts.bulk_copies;
@@ -208,6 +209,7 @@ Counters& Counters::operator+=(const Counters& other) {
   atomics += other.atomics;
   shared_memory = std::max(shared_memory, other.shared_memory);
   named_barriers += other.named_barriers;
+  barrier_warps += other.barrier_warps;
   mbarrier_waits += other.mbarrier_waits;
   async_copies += other.async_copies;
   bulk_copies += other.bulk_copies;

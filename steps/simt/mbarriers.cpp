@@ -33,14 +33,13 @@ void init_mbarrier(Mbarrier* barrier, unsigned arrivals) {
     block.fail(Kind::out_of_bounds, code, {{"an mbarrier that is not at 8 bytes of shared memory"}});
   if (arrivals == 0 || arrivals >= 1u << 20)
     block.fail(Kind::barrier_misuse, code, {{"an mbarrier of " + std::to_string(arrivals) + " arrivals"}});
-  if (observer()) observer()->access<8, true>(uintptr_t(barrier), code, false);
   MbarrierState& state = block.async->mbarriers[barrier];
   if (!state.loads.empty())
     block.fail(Kind::barrier_misuse, code, {{"initialises an mbarrier that loads under way still report to"}});
   state = {};
   state.expected = state.pending = arrivals;
   state.init_code = code;
-  if (observer()) observer()->init_mbarrier(state);
+  if (observer()) observer()->init_mbarrier(barrier, state, code);
 }
 
 void arrive_at_mbarrier(Mbarrier* barrier, unsigned expected_bytes) {
@@ -48,7 +47,7 @@ void arrive_at_mbarrier(Mbarrier* barrier, unsigned expected_bytes) {
   BlockRunner& block = *runner;
   const void* code = SIMT_CALLER;
   MbarrierState& state = state_of(barrier, code);
-  if (observer()) observer()->use_mbarrier(barrier, /*arrives=*/true, code);
+  if (observer()) observer()->use_mbarrier(barrier, state, /*arrives=*/true, code);
   if (state.pending == 0)
     block.fail(
         Kind::barrier_misuse, code,
@@ -63,7 +62,7 @@ void wait_for_mbarrier(Mbarrier* barrier, unsigned parity) {
   const ObservationPause pause;
   const void* code = SIMT_CALLER;
   MbarrierState& state = state_of(barrier, code);
-  if (observer()) observer()->use_mbarrier(barrier, /*arrives=*/false, code);
+  if (observer()) observer()->use_mbarrier(barrier, state, /*arrives=*/false, code);
   ++runner->counts.mbarrier_waits;
   if (state.parity == parity) runner->wait_while(&state.parity, parity, kWait, code);
   if (observer()) observer()->acquire(state.published);
@@ -73,7 +72,7 @@ bool test_mbarrier(Mbarrier* barrier, unsigned parity) {
   const ObservationPause pause;
   const void* code = SIMT_CALLER;
   MbarrierState& state = state_of(barrier, code);
-  if (observer()) observer()->use_mbarrier(barrier, /*arrives=*/false, code);
+  if (observer()) observer()->use_mbarrier(barrier, state, /*arrives=*/false, code);
   if (state.parity == parity) runner->polled(barrier, state.phase, "mbarrier_test", code);
   const bool over = state.parity != parity;
   if (over && observer()) observer()->acquire(state.published);

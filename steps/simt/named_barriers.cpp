@@ -34,6 +34,7 @@ NamedBarrier& arrive(int id, int threads, bool waits, const void* code) {
     block.observer->complete_requests(barrier.waiting);
   }
   ++block.counts.named_barriers;
+  block.counts.barrier_warps += uint64_t(threads) / kWarpSize;
   barrier.arrived = 0;
   ++barrier.generation;
   return barrier;

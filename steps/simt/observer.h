@@ -82,8 +82,8 @@ class Observer {
   void mark_in_flight(uintptr_t address, size_t bytes);
   void land_own_copy(uintptr_t address, size_t bytes, const void* code);
 
-  void init_mbarrier(MbarrierState& barrier);
-  void use_mbarrier(const Mbarrier* barrier, bool arrives, const void* code);
+  void init_mbarrier(const Mbarrier* barrier, MbarrierState& state, const void* code);
+  void use_mbarrier(const Mbarrier* barrier, const MbarrierState& state, bool arrives, const void* code);
   void end_phase(MbarrierState& barrier);
   void fence_mbarriers();
   void fence_proxy();
@@ -123,7 +123,11 @@ class Observer {
   template <bool kWrite>
   void check_range(const Site& site, uintptr_t address, size_t bytes, bool atomic);
   void check_product_reads(const Site& site, uintptr_t address, size_t bytes);
-  bool conflicts(Moment earlier) const;
+  // Does this one's access come without order after an earlier one of another thread?
+  bool conflicts(Moment earlier) const {
+    if (earlier.block() == order_.block() && order_.ordered(earlier, me_)) return false;
+    return acquired_.empty() || !flags_cover(earlier);
+  }
   bool flags_cover(Moment earlier) const;
   bool knows(const Acquired& acquired) const;
 

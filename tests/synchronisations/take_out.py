@@ -7,7 +7,7 @@ In the copies every call that makes threads, copies or products wait for each ot
 
     __syncthreads();                   becomes   (kept(17) ? void(__syncthreads()) : void());
 
-where kept(17) is false when synchronisation 17 is out. Lines keep their numbers. OUTPUT_FOLDER/sites.inc lists the
+where kept(17) is false when synchronisation 17 is out; of __syncthreads_or(x) the thread's own int(x) stays. Lines keep their numbers. OUTPUT_FOLDER/sites.inc lists the
 sites for main.cpp, a line each: number, file, line, text. With --list only the names of the copies are printed.
 """
 import re
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 NAMES = re.compile(
-    r"\b(__syncthreads|__syncwarp|__threadfence(?:_block)?|named_barrier_sync|named_barrier_arrive"
+    r"\b(__syncthreads(?:_or)?|__syncwarp|__threadfence(?:_block)?|named_barrier_sync|named_barrier_arrive"
     r"|cp_async_commit|cp_async_wait|mbarrier_init|mbarrier_arrive|mbarrier_arrive_expect_tx|mbarrier_wait"
     r"|fence_mbarrier_init|fence_proxy_async|bulk_commit|bulk_wait_read|bulk_wait"
     r"|wgmma_fence|wgmma_commit|wgmma_wait|store_release)\b")
@@ -59,7 +59,11 @@ def main():
             shown = re.sub(r"\s+", " ", call).replace("\\", "").replace('"', "'")
             name = file.relative_to(steps).as_posix()
             sites.append(f'{{{len(sites)}, "{name}", {text.count(chr(10), 0, begin) + 1}, "{shown}"}},')
-            copy += text[done:begin] + f"(::synchronisations::kept({len(sites) - 1}) ? void({call}) : void())"
+            kept = f"::synchronisations::kept({len(sites) - 1})"
+            if call.startswith("__syncthreads_or"):
+                copy += text[done:begin] + f"({kept} ? {call} : int({call.split('(', 1)[1][:-1]}))"
+            else:
+                copy += text[done:begin] + f"({kept} ? void({call}) : void())"
             done = end
         copy += text[done:]
         target = output / file.relative_to(steps)
