@@ -113,6 +113,11 @@ void every_step(const std::function<void(const RegisteredStep&, Pass)>& act) {
     for (Pass pass : {Pass::forward, Pass::backward})
       if (step.has(pass)) act(step, pass);
 }
+void every_step_and_type(const std::function<void(const RegisteredStep&, Pass, DType)>& act) {
+  every_step([&](const RegisteredStep& step, Pass pass) {
+    for (DType type : step.info().dtypes) act(step, pass, type);
+  });
+}
 
 }  // namespace
 
@@ -143,11 +148,11 @@ TEST_CASE("the awkward grid: errors within the rule, nothing found by the observ
 
 TEST_CASE("values that PyTorch computed in float64") {
   for (const auto& golden : testing::read_golden(FLASHSTEPS_TEST_DATA "/golden.csv"))
-    every_step([&](const RegisteredStep& step, Pass pass) {
+    every_step_and_type([&](const RegisteredStep& step, Pass pass, DType type) {
       Problem p = golden.problem;
-      p.dtype = step.info().dtypes.front();
+      p.dtype = type;
       if (why_unsupported(step, p, pass)) return;
-      INFO(step.id << " on " << golden.name);
+      INFO(step.id << " on " << golden.name << ", " << name_of(type));
       const reference::Inputs inputs = testing::golden_inputs(golden);
       const reference::Oracle oracle(p, inputs);
       HostTensors t = inputs;
