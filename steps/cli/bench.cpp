@@ -22,7 +22,6 @@ namespace {
 
 constexpr int kTokens = 16384, kHidden = 2048;
 constexpr int kWarmUp = 3;             // launches
-constexpr double kMsEach = 100;        // to be timed for each problem
 constexpr double kCacheBytes = 256e6;  // several times any GPU's L2: what the rotated inputs fill together
 
 struct BenchOptions {
@@ -31,7 +30,7 @@ struct BenchOptions {
   PassOption pass;
   FormatOption format;
   double idle = 0.2;  // seconds
-  int launches = 0;   // 0: as many as take 0.1 s, 9 to 50
+  int launches = 11;
   std::string csv, plot;
 };
 
@@ -125,10 +124,9 @@ class Bench {
       }
     }
     const auto launch = [&](int i) { prepared[size_t(i) % prepared.size()]->launch(); };
-    const std::vector<double> first = gpu_.times_ms(kWarmUp, launch);
-    const int fitting = int(std::clamp(kMsEach / *std::min_element(first.begin(), first.end()), 9.0, 50.0));
+    gpu_.times_ms(kWarmUp, launch);
     std::this_thread::sleep_for(std::chrono::duration<double>(options_.idle));
-    std::vector<double> ms = gpu_.times_ms(kWarmUp + (options_.launches ? options_.launches : fitting), launch);
+    std::vector<double> ms = gpu_.times_ms(kWarmUp + options_.launches, launch);
     ms.erase(ms.begin(), ms.begin() + kWarmUp);
     prepared.front()->check_guards();
     std::sort(ms.begin(), ms.end());
@@ -242,9 +240,9 @@ Command add_bench(CLI::App& command) {
                   "Seconds of rest before each problem: a GPU that is busy for long slows itself down")
       ->check(CLI::Range(0.0, 60.0))
       ->capture_default_str();
-  command
-      .add_option("--launches", o->launches, "How many launches are timed; without it as many as take 0.1 s, 9 to 50")
-      ->check(CLI::Range(1, 10000));
+  command.add_option("--launches", o->launches, "How many launches are timed; their median counts")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
   command.add_option("--csv", o->csv, "Write the rows to this file, too")->type_name("FILE");
   command.add_option("--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file")->type_name("FILE");
   return [o] { return Bench(*o).run(); };
