@@ -13,7 +13,9 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/plot.h"
+#include "cli/verify.h"
 #include "harness/inputs.h"
+#include "harness/interrupt.h"
 #include "harness/rates.h"
 #include "harness/runner.h"
 
@@ -105,6 +107,7 @@ class Bench {
   }
 
   void time(const RegisteredStep& step, Pass pass, const Problem& p) {
+    throw_if_interrupted();
     progress_.show(step.id + " " + name_of(pass) + ": " + describe(p));
     HostTensors tensors = inputs_for(p);
     if (pass == Pass::backward && !forward_of(step)) {  // any finite numbers do: speed does not depend on them
@@ -123,7 +126,10 @@ class Bench {
         return;
       }
     }
-    const auto launch = [&](int i) { prepared[size_t(i) % prepared.size()]->launch(); };
+    const auto launch = [&](int i) {
+      throw_if_interrupted();
+      prepared[size_t(i) % prepared.size()]->launch();
+    };
     gpu_.times_ms(kWarmUp, launch);
     std::this_thread::sleep_for(std::chrono::duration<double>(options_.idle));
     std::vector<double> ms = gpu_.times_ms(kWarmUp + options_.launches, launch);
@@ -161,7 +167,11 @@ class Bench {
   const HostTensors& inputs_for(const Problem& p) {
     const std::string key = std::to_string(p.q_elements()) + " " + std::to_string(p.kv_elements()) + " " +
                             flash::name_of(p.dtype) + " " + std::to_string(p.seed);
-    if (inputs_key_ != key) inputs_ = random_tensors(p, p.seed);
+    if (inputs_key_ != key) {
+      inputs_ = {};
+      require_host_memory("timing " + describe(p), (2.5 * double(p.q_elements()) + 2.5 * double(p.kv_elements())) * 8);
+      inputs_ = random_tensors(p, p.seed);
+    }
     inputs_key_ = key;
     return inputs_;
   }
