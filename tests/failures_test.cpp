@@ -48,7 +48,9 @@ class FailingDevice final : public Device {
   void synchronize() override {
     if (fails_to_run) throw KernelFault("running a kernel: unspecified launch failure");
   }
-  double time_ms(const std::function<void()>& work) override { return cpu_device().time_ms(work); }
+  std::vector<double> times_ms(int count, const std::function<void(int)>& work) override {
+    return cpu_device().times_ms(count, work);
+  }
 };
 
 Problem small() {
