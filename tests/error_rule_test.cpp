@@ -301,6 +301,37 @@ TEST_CASE("a small error everywhere fails too") {
   CHECK(verdict.max_error <= verdict.max_allowed);  // it takes the norm to see it
 }
 
+TEST_CASE("e4m3: one lucky scale of the baseline is not the measure") {
+  // One query and one key of equal numbers. With the first scale they are 448, exactly; with the others they are not.
+  Problem problem;
+  problem.D = 64, problem.scale = default_scale(64), problem.dtype = DType::e4m3;
+  Inputs inputs;
+  inputs.Q.assign(64, 1.5), inputs.K.assign(64, 0.75), inputs.V.assign(64, 1.0);
+  const Inputs first = rounded_to_e4m3(inputs, 0);
+  CHECK(std::fabs(first.Q[0] - 1.5) < 1e-15);
+  for (int i = 1; i < kE4m3Baselines; ++i) {
+    const double rounded = rounded_to_e4m3(inputs, i).Q[5];
+    CHECK(std::fabs(rounded - 1.5) <= 1.5 / 16);
+    CHECK(rounded != first.Q[0]);
+  }
+  const Oracle oracle(problem, inputs);
+  const Verdict verdict = oracle.judge_LSE(oracle.LSE());
+  CHECK(verdict.pass);
+  CHECK(verdict.max_allowed > 0.1);  // the score is 9, two roundings of up to 1/16 of it and twice that
+  CHECK(verdict.max_allowed < 2 * 9 * (17.0 / 16 * 17 / 16 - 1));
+  CHECK(!oracle.judge_LSE({9.0 * 17 / 16 * 17 / 16 * 17 / 16}).pass);
+
+  Inputs odd;
+  odd.Q = {NAN, INFINITY, -448, 1, 0}, odd.K = {0, 0, 0}, odd.V = {1e-300};
+  const Inputs rounded = rounded_to_e4m3(odd, 0);
+  CHECK(std::isnan(rounded.Q[0]));
+  CHECK(rounded.Q[1] == INFINITY);
+  CHECK(rounded.Q[2] == -448);
+  CHECK(rounded.Q[3] == 1);
+  CHECK(rounded.K == odd.K);
+  CHECK(rounded.V[0] == doctest::Approx(1e-300));
+}
+
 TEST_CASE("an unrelated array fails in every precision") {
   // Correlation 0.1 with the truth, the right size.
   for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16, DType::e4m3}) {

@@ -22,10 +22,12 @@ enum class Major { K, MN };
 
 // Describes an operand in shared memory: rows of 128 bytes, swizzled as TMA does it, groups of 8 rows one after the
 // other (9.7.15.5.1). `next`, for MN: the distance in bytes to the next 64 m (n). Along K, 16 elements of 16 bits
-// further are 2 more in the descriptor (it counts in 16 bytes); 16 rows of MN are 16 · 128 / 16.
+// further are 2 more in the descriptor (it counts in 16 bytes); 16 rows of MN are 16 · 128 / 16. K-major operands may
+// have rows of 64 bytes.
+template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t wgmma_operand(const void* shared, unsigned next = 0) {
-  return uint64_t((shared_address(shared) & 0x3ffff) >> 4) | uint64_t(next >> 4) << 16 | uint64_t(1024 >> 4) << 32 |
-         uint64_t(1) << 62;
+  return uint64_t((shared_address(shared) & 0x3ffff) >> 4) | uint64_t(next >> 4) << 16 |
+         uint64_t(8 * kRowBytes >> 4) << 32 | uint64_t(kRowBytes == 128 ? 1 : 2) << 62;
 }
 
 // Before the first product: registers that it reads or adds to are written (9.7.15.7.1).
