@@ -32,7 +32,7 @@ struct Rule {
 
   // Units of rounding that are always allowed, on the oracle's noise scale. A unit is 2⁻²⁴, half the distance from 1 to
   // the next fp32, since that is what every step's sums are kept in; 2⁻⁵³ for fp64. The scale takes errors as
-  // independent; those of n equal terms are not, and come to √n times as much.
+  // independent; those of n equal terms are not, and come to n / 2 times as much.
   double units = 2;
 };
 

@@ -8,10 +8,12 @@
 #include <thread>
 #include <vector>
 
+#include "harness/interrupt.h"
+
 namespace flash::reference {
 
 // Calls work(0), …, work(count − 1), each once, on `threads` threads (0: as many as there are cores). The first
-// exception of any of them is thrown again here.
+// exception of any of them is thrown again here. Throws Interrupted between two pieces when the user wants an end.
 template <class Work>
 void parallel_for(size_t count, int threads, const Work& work) {
   const size_t wanted = threads > 0 ? size_t(threads) : std::max(1u, std::thread::hardware_concurrency());
@@ -20,7 +22,7 @@ void parallel_for(size_t count, int threads, const Work& work) {
   std::mutex failure_lock;
   const auto take_turns = [&] {
     try {
-      for (size_t i = next++; i < count; i = next++) work(i);
+      for (size_t i = next++; i < count && !interrupt_requested; i = next++) work(i);
     } catch (...) {
       const std::lock_guard lock(failure_lock);
       if (!failure) failure = std::current_exception();
@@ -32,6 +34,7 @@ void parallel_for(size_t count, int threads, const Work& work) {
   take_turns();
   helpers.clear();  // waits for them
   if (failure) std::rethrow_exception(failure);
+  throw_if_interrupted();
 }
 
 }  // namespace flash::reference

@@ -2,8 +2,11 @@
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -29,6 +32,30 @@ Ran flashsteps(const std::string& arguments, const std::string& before) {
                            (folder / "err") + "' </dev/null";
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};
+}
+
+Ran interrupted(const std::vector<std::string>& arguments, double seconds) {
+  const Folder folder;
+  const std::string out = folder / "out", err = folder / "err";
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    std::vector<const char*> argv = {FLASHSTEPS_COMMAND};
+    for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+    argv.push_back(nullptr);
+    std::signal(SIGINT, SIG_DFL);
+    if (!std::freopen(out.c_str(), "w", stdout) || !std::freopen(err.c_str(), "w", stderr)) _exit(99);
+    execv(argv[0], const_cast<char**>(argv.data()));
+    _exit(99);
+  }
+  usleep(useconds_t(seconds * 1e6));
+  kill(child, SIGINT);
+  int status = 0;
+  for (int tenths = 0; waitpid(child, &status, WNOHANG) == 0; tenths++) {
+    if (tenths == 600) kill(child, SIGKILL);  // a minute is more than it may take
+    usleep(100000);
+  }
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(out), contents(err)};
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

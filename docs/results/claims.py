@@ -97,9 +97,8 @@ def ablation(links):
         for dtype in ("fp16", "bf16"):
             mine = [float(r["tflops"]) for r in data if r["step"] == step and r["dtype"] == dtype]
             cells.append(" / ".join(number(x) for x in mine) if mine else "–")
-        tile = next(r["tile"] for r in data if r["step"] == step).replace("x", "×")
-        rows.append([f"`{step.split('/')[1]}`", tile] + cells + [paper.get(step, "–")])
-    return markdown(["TFLOP/s", "tile", "fp16", "bf16", "paper, fp16, H100"], rows, [("h200_ablation_08.csv", comments)], links)
+        rows.append([f"`{step.split('/')[1]}`"] + cells + [paper.get(step, "–")])
+    return markdown(["TFLOP/s", "fp16", "bf16", "paper, fp16, H100"], rows, [("h200_ablation_08.csv", comments)], links)
 
 
 @table

@@ -26,7 +26,7 @@ COPIES_IN = ["l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_access.sum", 
 COPIES_OUT = ["l1tex__m_l1tex2xbar_write_sectors_mem_global_op_tma_st.sum", "l1tex__m_l1tex2xbar_write_sectors_mem_global_op_tma_red.sum"]
 PRODUCTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_gmma.sum"  # of wgmma, which the executor does not count
 OPCODES = "sass__inst_executed_per_opcode"  # its instances: "(LDS: 18,432; FFMA: 12,912; ...)"
-METRICS = [OPCODES, SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
+METRICS = [OPCODES, REQUESTS.format("red"), SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
            WAVEFRONTS, CONFLICTS, PRODUCTS] + COPIES_IN + COPIES_OUT
 
 
@@ -59,13 +59,18 @@ def gpu_counters(flashsteps, step, shape, keep):
         kernels[name] = {
             "global load sectors": sum(number(of[name]) for name in [SECTORS.format("ld")] + COPIES_IN),
             "global store sectors": sum(number(of[name]) for name in [SECTORS.format("st"), SECTORS.format("red")] + COPIES_OUT),
-            "global requests": number(of[REQUESTS.format("ld")]) + number(of[REQUESTS.format("st")]),
+            "global requests": sum(number(of[REQUESTS.format(kind)]) for kind in ("ld", "st", "red")),
             "shared wavefronts": number(of[WAVEFRONTS]) - number(of[PRODUCTS]),
             "bank conflicts": number(of[CONFLICTS]),
             "shuffles": executed.get("SHFL", 0),
             "barriers": executed.get("BAR", 0),
         }
     return kernels
+
+
+def selects(prefix, step):
+    """As on the command line: "08" and "08/ping" name 08_hopper_async/pingpong."""
+    return all(part.startswith(begin) for part, begin in zip(step.split("/"), prefix.split("/")))
 
 
 def cpu_counters(flashsteps, step, shape):
@@ -76,7 +81,8 @@ def cpu_counters(flashsteps, step, shape):
             "global load sectors": loads,
             "global store sectors": stores,
             "global requests": row["global_requests"],
-            "shared wavefronts": row["shared_wavefronts"] + row["shuffles"],
+            # The GPU's counter leaves out what cp.async writes: 16 bytes a thread, 128 a wavefront.
+            "shared wavefronts": row["shared_wavefronts"] - row["async_copies"] / 8 + row["shuffles"],
             "bank conflicts": row["shared_wavefronts"] - row["shared_ideal_wavefronts"],
             "shuffles": row["shuffles"],
             "barriers": row["barrier_warps"],  # instructions: once for each warp that comes
@@ -95,7 +101,7 @@ def main():
     gpu = run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader").strip().replace(",", ", driver", 1)
     lines = []
     for step in listed:
-        wanted = not options.steps or any(step["id"].startswith(prefix) for prefix in options.steps)
+        wanted = not options.steps or any(selects(prefix, step["id"]) for prefix in options.steps)
         if not wanted or "gpu" not in step["devices"]:
             continue
         for shape in SHAPES:

@@ -1,8 +1,9 @@
 """The tables of the pages, as functions of their arguments; make_tables.py says which there are."""
 import re
 import textwrap
+from statistics import geometric_mean
 
-from measured import PEERS, RESULTS, TableError, gpu_and_date, peer_rows, rates, read, same_shape
+from measured import PEERS, RESULTS, TableError, bench_rows, gpu_and_date, peer_rows, rates, read, same_shape
 
 WIDTH = 160  # of a note's lines
 TABLES = {}
@@ -158,6 +159,25 @@ def shapes(links, chapter, what):
                         + [number(tflops[n]) if n in tflops else "–" for n in lengths])
     titles = ["TFLOP/s", "D", "mask"] + [f"N {n:,}" for n in lengths]
     return markdown(titles, rows, [(name, comments)] + sources, links)
+
+
+@table
+def ratios(links, step, what):
+    """How many times as fast as PyTorch's kernels a step is, over the lengths and masks that both were measured at: the
+    geometric mean for each head dim, the least and the most."""
+    data = [r for r in bench_rows(what) if r["step"] == step]
+    if not data:
+        raise TableError(f"no h200_bench_*.csv has rows of {step}, pass '{what}'")
+    peers, _ = peer_rows(data[0]["dtype"], what)
+    data = [r for r in data if r["dtype"] == data[0]["dtype"]]
+    rows = []
+    for peer in PEERS:
+        for head_dim in sorted({int(r["head_dim"]) for r in data}):
+            pairs = [float(r["tflops"]) / float(p["tflops"]) for r in data for p in peers
+                     if p["peer"] == peer and int(r["head_dim"]) == head_dim and same_shape(r, p)]
+            if pairs:
+                rows.append([PEERS[peer], str(head_dim), f"{geometric_mean(pairs):.2f}", f"{min(pairs):.2f}", f"{max(pairs):.2f}"])
+    return markdown([f"`{step.split('/')[1]}` against", "D", "geometric mean", "least", "most"], rows, [], links)
 
 
 @table

@@ -14,7 +14,9 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/plot.h"
+#include "cli/verify.h"
 #include "harness/inputs.h"
+#include "harness/interrupt.h"
 #include "harness/rates.h"
 #include "harness/runner.h"
 
@@ -23,7 +25,6 @@ namespace {
 
 constexpr int kTokens = 16384, kHidden = 2048;
 constexpr int kWarmUp = 3;             // launches
-constexpr double kMsEach = 100;        // to be timed for each problem
 constexpr double kCacheBytes = 256e6;  // several times any GPU's L2: what the rotated inputs fill together
 
 struct BenchOptions {
@@ -32,7 +33,7 @@ struct BenchOptions {
   PassOption pass;
   FormatOption format;
   double idle = 0.2;  // seconds
-  int launches = 0;   // 0: as many as take 0.1 s, 9 to 50
+  int launches = 11;
   std::string csv, plot;
 };
 
@@ -113,6 +114,7 @@ class Bench {
   }
 
   void time(const RegisteredStep& step, Pass pass, const Problem& p) {
+    throw_if_interrupted();
     progress_.show(step.id + " " + name_of(pass) + ": " + describe(p));
     HostTensors tensors = inputs_for(p);
     if (pass == Pass::backward && !forward_of(step)) {  // any finite numbers do: speed does not depend on them
@@ -142,16 +144,20 @@ class Bench {
     const std::vector<double> ms = times(launch_pass);
     prepared.front()->check_guards();
     // A GPU without the units for this type has no rate, and no bound.
-    const double rate = matrix_rate(p.dtype), least = std::max(flops(p, pass) / rate, least_bytes(p, pass) / rates_.hbm_bytes);
+    const double rate = matrix_rate(p.dtype),
+                 least = std::max(flops(p, pass) / rate, least_bytes(p, pass) / rates_.hbm_bytes);
     add_row(step, name_of(pass), p, ms, rate > 0 ? least : 0, flops(p, pass), one(0).scratch_bytes());
   }
 
   // Of some launches after a rest, sorted.
   std::vector<double> times(const std::function<void(int)>& launch) {
-    const std::vector<double> first = gpu_.times_ms(kWarmUp, launch);
-    const int fitting = int(std::clamp(kMsEach / *std::min_element(first.begin(), first.end()), 9.0, 50.0));
+    const auto interruptible = [&](int i) {
+      throw_if_interrupted();
+      launch(i);
+    };
+    gpu_.times_ms(kWarmUp, interruptible);
     std::this_thread::sleep_for(std::chrono::duration<double>(options_.idle));
-    std::vector<double> ms = gpu_.times_ms(kWarmUp + (options_.launches ? options_.launches : fitting), launch);
+    std::vector<double> ms = gpu_.times_ms(kWarmUp + options_.launches, interruptible);
     ms.erase(ms.begin(), ms.begin() + kWarmUp);
     std::sort(ms.begin(), ms.end());
     return ms;
@@ -187,7 +193,11 @@ class Bench {
   const HostTensors& inputs_for(const Problem& p) {
     const std::string key = std::to_string(p.q_elements()) + " " + std::to_string(p.kv_elements()) + " " +
                             flash::name_of(input_dtype(p)) + " " + std::to_string(p.seed);
-    if (inputs_key_ != key) inputs_ = random_tensors(p, p.seed);
+    if (inputs_key_ != key) {
+      inputs_ = {};
+      require_host_memory("timing " + describe(p), (2.5 * double(p.q_elements()) + 2.5 * double(p.kv_elements())) * 8);
+      inputs_ = random_tensors(p, p.seed);
+    }
     inputs_key_ = key;
     return inputs_;
   }
@@ -267,9 +277,9 @@ Command add_bench(CLI::App& command) {
                   "Seconds of rest before each problem: a GPU that is busy for long slows itself down")
       ->check(CLI::Range(0.0, 60.0))
       ->capture_default_str();
-  command
-      .add_option("--launches", o->launches, "How many launches are timed; without it as many as take 0.1 s, 9 to 50")
-      ->check(CLI::Range(1, 10000));
+  command.add_option("--launches", o->launches, "How many launches are timed; their median counts")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
   command.add_option("--csv", o->csv, "Write the rows to this file, too")->type_name("FILE");
   command.add_option("--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file")->type_name("FILE");
   return [o] { return Bench(*o).run(); };

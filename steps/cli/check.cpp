@@ -10,6 +10,7 @@
 #include "cli/random_problems.h"
 #include "cli/report.h"
 #include "cli/verify.h"
+#include "harness/interrupt.h"
 #include "reference_cpu/parallel.h"
 
 namespace flash::cli {
@@ -21,7 +22,8 @@ struct CheckOptions {
   PassOption pass;
   DeviceOption device;
   FormatOption format;
-  int sample = 0;
+  std::optional<int> given_sample, given_random;
+  int sample = 0;  // of rows; 0: all
   int random = 0;  // how many drawn cases for each pass of each step; 0: none
   std::optional<Values> values;
   bool no_observe = false;
@@ -47,8 +49,15 @@ class Plan {
     }
   }
 
+  // One for each comparison; for a random check, one for each pass of each step.
   const std::vector<Item>& items() const { return items_; }
-  std::vector<Item>& items() { return items_; }
+
+  // Case `number` for a step of a random check, whose items have no problem yet.
+  Item drawn(const Item& item, uint32_t number) const {
+    const RandomCase one =
+        random_case(item.step->info(), item.pass, options_.problem.seed, number, options_.problem, options_.values);
+    return {item.step, item.pass, item.target, one.problem, one.values};
+  }
 
  private:
   void refuse(const std::string& why) {
@@ -69,7 +78,8 @@ class Plan {
       for (Pass pass : options_.pass.passes()) {
         if (options_.pass.name == "both" && !step->has(pass)) continue;
         if (options_.random > 0) {
-          add_random(*step, pass, *target);
+          const auto why = why_unsupported(*step, drawn({step, pass, *target, {}}, 0).problem, pass);
+          why ? refuse(*why) : items_.push_back({step, pass, *target, {}});
           continue;
         }
         for (const Problem& p : problems_for(*step)) {
@@ -79,15 +89,6 @@ class Plan {
             items_.push_back({step, pass, *target, p, options_.values.value_or(Values::normal)});
         }
       }
-    }
-  }
-
-  void add_random(const RegisteredStep& step, Pass pass, Target target) {
-    for (int i = 0; i < options_.random; i++) {
-      const RandomCase drawn =
-          random_case(step.info(), pass, options_.problem.seed, uint32_t(i), options_.problem, options_.values);
-      if (const auto why = why_unsupported(step, drawn.problem, pass)) return refuse(*why);
-      items_.push_back({&step, pass, target, drawn.problem, drawn.values});
     }
   }
 
@@ -131,36 +132,62 @@ class Check {
         report_(options.format.format, options.how_run()) {}
 
   int run() {
-    if (options_.random > 0) sort_by_question();
-    const std::vector<Item>& items = plan_.items();
-    for (size_t i = 0; i < items.size(); i++) {
-      progress_.show(std::to_string(i + 1) + "/" + std::to_string(items.size()) + " " + items[i].step->id + ": " +
-                     describe(items[i].problem));
-      if (options_.random > 0) prepare_questions(i);
-      check_one(items[i]);
-    }
+    if (options_.random > 0)
+      run_random();
+    else
+      run_all(plan_.items());
     progress_.show("");
     return report_.print(std::cout, chosen_.sentence) ? 0 : 1;
   }
 
  private:
-  static constexpr size_t kQuestionsAtOnce = 256;
+  static constexpr uint32_t kDrawnAtOnce = 64;
   static constexpr int kShrunk = 10;  // failures that are cut down
 
-  void check_one(const Item& item) {
-    const Outcome outcome = answer(item, question_for(item));
-    report_.add(item, outcome);
-    if (outcome.pass || options_.random == 0 || shrunk_++ >= kShrunk) return;
-    const Item smallest = smallest_failing(item, [&](const Item& other) {
-      progress_.show("looking for the smallest failing case: " + describe(other.problem));
-      return !answer(other, new_question(other)).pass;
-    });
-    report_.add_smallest(smallest, answer(smallest, new_question(smallest)));
+  // Draws some cases for all steps, makes the questions with a core each, asks them; then the next ones.
+  void run_random() {
+    const auto cases = uint32_t(options_.random);
+    left_ = size_t(cases) * plan_.items().size();
+    for (uint32_t first = 0; first < cases; first += kDrawnAtOnce) {
+      std::vector<Item> items;
+      for (uint32_t number = first; number < std::min(cases, first + kDrawnAtOnce); number++)
+        for (const Item& item : plan_.items()) items.push_back(plan_.drawn(item, number));
+      make_questions(items);
+      if (!run_all(items)) return;
+    }
   }
 
+  // False if the device was lost on the way.
+  bool run_all(const std::vector<Item>& items) {
+    if (options_.random == 0) left_ = items.size();
+    for (const Item& item : items) {
+      throw_if_interrupted();
+      progress_.show(std::to_string(left_--) + " to go, " + item.step->id + ": " + describe(item.problem));
+      if (why_unsupported(*item.step, item.problem, item.pass)) continue;  // drawn, with something given beside it
+      if (check_one(item) || !device_of(item).lost()) continue;
+      report_.stop_after_loss(left_);
+      return false;
+    }
+    return true;
+  }
+
+  // Whether it passed.
+  bool check_one(const Item& item) {
+    const Outcome outcome = answer(item, question_for(item));
+    report_.add(item, outcome);
+    if (outcome.pass || options_.random == 0 || shrunk_++ >= kShrunk || device_of(item).lost()) return outcome.pass;
+    const Item least = smallest_failing(item, [&](const Item& other) {
+      progress_.show("looking for the least failing case: " + describe(other.problem));
+      return !answer(other, new_question(other)).pass;
+    });
+    report_.add_smallest(least, answer(least, new_question(least)));
+    return false;
+  }
+
+  Device& device_of(const Item& item) const { return item.target == Target::gpu ? *chosen_.device : cpu_device(); }
+
   Outcome answer(const Item& item, const Question& question) {
-    Device& device = item.target == Target::gpu ? *chosen_.device : cpu_device();
-    return verify(device, item.target, *item.step, item.pass, question);
+    return verify(device_of(item), item.target, *item.step, item.pass, question);
   }
 
   static std::string key_of(const Item& item) {
@@ -179,26 +206,15 @@ class Check {
     return questions_.try_emplace(key_of(item), new_question(item)).first->second;
   }
 
-  // Steps that are asked the same come one after the other.
-  void sort_by_question() {
-    std::map<std::string, size_t> first;
-    for (const Item& item : plan_.items()) first.emplace(key_of(item), first.size());
-    std::stable_sort(plan_.items().begin(), plan_.items().end(),
-                     [&](const Item& a, const Item& b) { return first.at(key_of(a)) < first.at(key_of(b)); });
-  }
-
-  // Small problems keep one core busy each: makes the questions of the next items, a problem a core.
-  void prepare_questions(size_t from) {
-    const std::vector<Item>& items = plan_.items();
-    if (questions_.count(key_of(items[from]))) return;
+  void make_questions(const std::vector<Item>& items) {
     questions_.clear();
-    std::vector<const Item*> fresh;
-    std::set<std::string> keys;
-    for (size_t i = from; i < items.size() && fresh.size() < kQuestionsAtOnce; i++)
-      if (keys.insert(key_of(items[i])).second) fresh.push_back(&items[i]);
-    std::vector<std::optional<Question>> made(fresh.size());
-    reference::parallel_for(fresh.size(), 0, [&](size_t i) { made[i].emplace(new_question(*fresh[i], 1)); });
-    for (size_t i = 0; i < fresh.size(); i++) questions_.try_emplace(key_of(*fresh[i]), std::move(*made[i]));
+    std::map<std::string, const Item*> fresh;
+    for (const Item& item : items)
+      if (!why_unsupported(*item.step, item.problem, item.pass)) fresh.emplace(key_of(item), &item);
+    std::vector<std::pair<std::string, const Item*>> list(fresh.begin(), fresh.end());
+    std::vector<std::optional<Question>> made(list.size());
+    reference::parallel_for(list.size(), 0, [&](size_t i) { made[i].emplace(new_question(*list[i].second, 1)); });
+    for (size_t i = 0; i < list.size(); i++) questions_.try_emplace(list[i].first, std::move(*made[i]));
   }
 
   const CheckOptions& options_;
@@ -209,6 +225,7 @@ class Check {
   Report report_;
   std::map<std::string, Question> questions_;
   int shrunk_ = 0;
+  size_t left_ = 0;  // comparisons to be made
   Progress progress_;
 };
 
@@ -220,10 +237,9 @@ Command add_check(CLI::App& command) {
   o->problem.add_shape_to(command);
   o->problem.add_rest_to(command);
   o->pass.add_to(command);
-  const CLI::Option* sample =
-      command.add_option("--sample", o->sample, "Compare about this many rows of each output, for long sequences");
-  const CLI::Option* random = command.add_option(
-      "--random", o->random, "Check this many drawn cases for each pass of each step; --seed draws others");
+  add_number(command, "--sample", o->given_sample, "Compare about this many rows of each output, for long sequences");
+  add_number(command, "--random", o->given_random,
+             "Check this many drawn cases for each pass of each step; --seed draws others");
   command
       .add_option_function<std::string>(
           "--values", [o = o.get()](const std::string& word) { o->values = values_named(word); },
@@ -232,10 +248,12 @@ Command add_check(CLI::App& command) {
   command.add_flag("--no-observe", o->no_observe, "On the CPU device: do not watch memory accesses; faster");
   o->device.add_to(command);
   o->format.add_to(command);
-  return [o, sample, random] {
-    if (sample->count() > 0 && o->sample < 1) throw Error("--sample: must be at least 1");
-    if (random->count() > 0 && (o->random < 1 || o->random > 1000000))
-      throw Error("--random: must be from 1 to 1000000");
+  return [o] {
+    if (o->given_sample.value_or(1) < 1) throw Error("--sample: must be at least 1");
+    const int random = o->given_random.value_or(1);
+    if (random < 1 || random > 1000000) throw Error("--random: must be from 1 to 1000000");
+    o->sample = o->given_sample.value_or(0);
+    o->random = o->given_random.value_or(0);
     return Check(*o).run();
   };
 }

@@ -1,13 +1,28 @@
-// flashsteps: the course's one command. Exit codes: 0 success, 1 a check failed, 2 it could not be run as asked.
+// flashsteps: the course's one command. Exit codes: 0 success, 1 a check failed, 2 it could not be run as asked, 130
+// interrupted.
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <iostream>
 #include <map>
 #include <new>
 
 #include "cli/commands.h"
 #include "harness/error.h"
+#include "harness/interrupt.h"
 
 namespace {
+
+// Ctrl-C once: the work ends at its next chance. Twice: at once.
+void handle_signals() {
+  struct sigaction action {};
+  if (sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) {
+    action = {};
+    action.sa_handler = [](int) { flash::interrupt_requested = true; };
+    action.sa_flags = int(SA_RESETHAND);
+    sigaction(SIGINT, &action, nullptr);
+  }
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow further is then an error of write(), like a full disk
+}
 
 // One line on stderr, whatever the message looked like.
 int refuse(std::string message) {
@@ -49,6 +64,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  handle_signals();
   int code = 2;
   try {
     code = run(argc, argv);
@@ -57,6 +73,9 @@ int main(int argc, char** argv) {
   } catch (const flash::KernelFault& e) {
     std::cerr << "flashsteps: " << e.what() << "\n";
     return 1;
+  } catch (const flash::Interrupted&) {
+    refuse("interrupted; nothing was written");
+    return 130;
   } catch (const std::bad_alloc&) {
     return refuse("out of memory; choose a smaller problem");
   } catch (const std::exception& e) {

@@ -101,8 +101,9 @@ double number_at(const char* from, size_t width, bool swap) {
 
 }  // namespace
 
-Array4 read_npy(const std::string& path) {
-  const std::string bytes = read_bytes(path);
+Array4 read_npy(const std::string& path) { return parse_npy(path, read_bytes(path)); }
+
+Array4 parse_npy(const std::string& path, const std::string& bytes) {
   const Header header = parse_header(path, bytes);
   const std::string kind = header.type.substr(1);
   const char order = header.type[0];

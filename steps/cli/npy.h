@@ -15,6 +15,8 @@ struct Array4 {
 // Reads a 4-D array of float32 or float64, of either byte order and either memory order. Throws Error, in one line that
 // begins with the path, for anything else.
 Array4 read_npy(const std::string& path);
+// The same from the bytes of a file; `path` is for messages.
+Array4 parse_npy(const std::string& path, const std::string& bytes);
 
 // The bytes of a float32 file, row-major.
 std::string npy_bytes(const std::vector<size_t>& shape, const std::vector<double>& values);

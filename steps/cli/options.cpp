@@ -32,7 +32,36 @@ void add_choice(CLI::App& command, const std::string& name, T& value, const std:
       ->type_name("");
 }
 
+template <class T>
+T number_in(const std::string& name, const std::string& text, const char* what) {
+  T number{};
+  const char* begin = text.data() + (text.size() > 1 && text[0] == '+' ? 1 : 0);
+  const auto [end, failed] = std::from_chars(begin, text.data() + text.size(), number);
+  if (failed == std::errc() && end == text.data() + text.size()) return number;
+  throw Error(name + ": '" + text + "' is no " + what);
+}
+
 }  // namespace
+
+CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<int>& value,
+                        const std::string& help) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [&value, name](const std::string& text) {
+            value = number_in<int>(name, text, "whole number from -2147483648 to 2147483647");
+          },
+          help)
+      ->type_name("INT");
+}
+
+CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<double>& value,
+                        const std::string& help) {
+  return command
+      .add_option_function<std::string>(
+          name, [&value, name](const std::string& text) { value = number_in<double>(name, text, "number"); }, help)
+      ->type_name("FLOAT");
+}
 
 void DeviceOption::add_to(CLI::App& command) {
   add_choice(command, "--device", choice, kDevices, "Where to run; auto takes the GPU if one is usable");
@@ -49,12 +78,12 @@ ChosenDevice choose_device(DeviceChoice choice) {
 void FormatOption::add_to(CLI::App& command) { add_choice(command, "--format", format, kFormats, "How to print"); }
 
 void ProblemOptions::add_shape_to(CLI::App& command) {
-  command.add_option("--batch", batch, "Batch size B");
-  command.add_option("--heads", heads, "Query heads");
-  command.add_option("--kv-heads", kv_heads, "Key/value heads, a divisor of --heads; default: the same");
-  command.add_option("--seq", seq, "Sequence length of the queries, Nq");
-  command.add_option("--seq-k", seq_k, "Sequence length of the keys, Nk; default: the same");
-  command.add_option("--head-dim", head_dim, "Head dimension D");
+  add_number(command, "--batch", batch, "Batch size B");
+  add_number(command, "--heads", heads, "Query heads");
+  add_number(command, "--kv-heads", kv_heads, "Key/value heads, a divisor of --heads; default: the same");
+  add_number(command, "--seq", seq, "Sequence length of the queries, Nq");
+  add_number(command, "--seq-k", seq_k, "Sequence length of the keys, Nk; default: the same");
+  add_number(command, "--head-dim", head_dim, "Head dimension D");
 }
 
 void ProblemOptions::add_rest_to(CLI::App& command) {
@@ -64,15 +93,13 @@ void ProblemOptions::add_rest_to(CLI::App& command) {
   command.add_flag("--no-rotation", no_rotation, "e4m3: do not rotate the rows of Q and K");
   command.add_flag("--causal", causal, "Query i sees the keys j <= i + (Nk - Nq)");
   command.add_flag("--deterministic", deterministic, "Gradients have the same bits in every run");
-  command.add_option("--scale", scale, "Factor of the scores; default 1/sqrt(D)");
-  command.add_option("--dropout", dropout, "Probability that a weight is dropped, 0 <= p < 1");
+  add_number(command, "--scale", scale, "Factor of the scores; default 1/sqrt(D)");
+  add_number(command, "--dropout", dropout, "Probability that a weight is dropped, 0 <= p < 1");
   command
       .add_option_function<std::string>(
           "--seed",
           [this](const std::string& text) {
-            const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), seed);
-            if (failed != std::errc() || end != text.data() + text.size())
-              throw Error("--seed: '" + text + "' is no whole number from 0 to 18446744073709551615");
+            seed = number_in<uint64_t>("--seed", text, "whole number from 0 to 18446744073709551615");
           },
           "Seed of random inputs and of the dropout mask")
       ->type_name("UINT");

@@ -12,6 +12,11 @@
 
 namespace flash::cli {
 
+// An option whose value is a number and nothing else: '' and '5x' are refused.
+CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<int>& value, const std::string& help);
+CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<double>& value,
+                        const std::string& help);
+
 // --device: which one, as asked for.
 enum class DeviceChoice { automatic, gpu, cpu };
 

@@ -110,6 +110,7 @@ class Profiler {
 
   void profile(const RegisteredStep& step, Pass pass, const Problem& p) {
     progress_.show(step.id + " " + name_of(pass) + ": " + describe(p));
+    require_host_memory("profiling " + describe(p), (4.0 * double(p.q_elements()) + 4.0 * double(p.kv_elements())) * 8);
     HostTensors tensors = random_tensors(p, p.seed);
     if (pass == Pass::backward && !forward_of(step)) {  // from a forward pass: an O and LSE that belong together
       const RegisteredStep& forward = forward_before(step, p, DeviceKind::cpu);
@@ -122,6 +123,7 @@ class Profiler {
     const StepResult result = run_step(cpu_device(), Target::cpu_observed, step, pass, p, tensors);
     std::map<std::string, simt::Counters> kernels;
     for (const auto& [name, counters] : simt::counters_by_kernel()) kernels[source_name(name)] += counters;
+    if (kernels.empty()) kernels["(none: nothing to do)"];
     profiles_.push_back({&step, pass, p, result.scratch_bytes, kernels, closed_form(step, pass, p)});
   }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cli/draws.h"
+#include "harness/interrupt.h"
 
 namespace flash::cli {
 namespace {
@@ -152,6 +153,7 @@ Item smallest_failing(Item item, const std::function<bool(const Item&)>& fails, 
     shrinking = false;
     for (const Item& smaller : smaller_ones(item)) {
       if (why_unsupported(*smaller.step, smaller.problem, smaller.pass)) continue;
+      throw_if_interrupted();
       if (questions-- <= 0) break;
       if (!fails(smaller)) continue;
       item = smaller;

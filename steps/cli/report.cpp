@@ -92,6 +92,11 @@ void Report::add_failure(const std::string& title, const Item& item, const Outco
   failures_.push_back(text.str());
 }
 
+void Report::stop_after_loss(size_t not_made) {
+  failures_.push_back("After this fault the GPU takes no more work from this process: " + std::to_string(not_made) +
+                      " comparisons were not made. Run the rest again.\n");
+}
+
 bool Report::print(std::ostream& out, const std::string& first_line) const {
   bool all_pass = true;
   std::vector<Row> table;

@@ -38,6 +38,9 @@ class Report {
   void add(const Item& item, const Outcome& outcome);
   void add_smallest(const Item& item, const Outcome& outcome);
 
+  // The device cannot be used any more, and so many comparisons were not made.
+  void stop_after_loss(size_t not_made);
+
   // Prints everything; true if all passed.
   bool print(std::ostream& out, const std::string& first_line) const;
 

@@ -66,6 +66,13 @@ const RegisteredStep& only_step(const std::string& prefix, Pass pass) {
 int run(const RunOptions& o) {
   const Pass pass = o.grad_out.empty() ? Pass::forward : Pass::backward;
   const RegisteredStep& step = only_step(o.step, pass);
+  double bytes = 0;
+  for (const std::string& path : {o.q, o.k, o.v, o.grad_out}) {
+    std::error_code unknown;
+    const auto size = std::filesystem::file_size(path, unknown);
+    if (!unknown) bytes += 6.0 * double(size);  // as float32: read, widened, rounded, for upload; results as large
+  }
+  require_host_memory("reading these files", bytes, "use smaller ones");
   const Array4 Q = read_npy(o.q), K = read_npy(o.k), V = read_npy(o.v);
   const Array4 dO = pass == Pass::backward ? read_npy(o.grad_out) : Array4{};
   Problem p = problem_of(o, Q, K, V, pass == Pass::backward ? &dO : nullptr);

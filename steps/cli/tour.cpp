@@ -8,6 +8,7 @@
 #include "cli/options.h"
 #include "cli/verify.h"
 #include "harness/inputs.h"
+#include "harness/interrupt.h"
 
 namespace flash::cli {
 namespace {
@@ -80,6 +81,7 @@ class Tour {
   }
 
   void add_row(const RegisteredStep& step, Pass pass) {
+    throw_if_interrupted();
     progress_.show(step.id + " " + name_of(pass));
     Problem p = small_problem();
     p.dtype = dtype_shown(step.info());

@@ -7,21 +7,25 @@ namespace flash::cli {
 namespace {
 
 // Inputs and results in double, what the oracle and the baseline make of them, and the rows' statistics of the oracle.
-void require_host_memory(const Problem& p, bool whole_answers) {
+void require_memory_for_answers(const Problem& p, bool whole) {
   const double elements = double(p.q_elements()) + double(p.kv_elements());
-  const double needed = elements * sizeof(double) * (whole_answers ? 9 : 5) + double(p.query_rows()) * 40;
-  const double free = double(cpu_device().free_bytes());
-  if (needed > free)
-    throw Error("checking " + describe(p) + " needs about " + std::to_string(long(needed / 1e9) + 1) +
-                " GB of host memory, " + std::to_string(long(free / 1e9)) + " GB are free; choose a smaller problem" +
-                (whole_answers ? ", or --sample some rows" : ""));
+  const double bytes = elements * sizeof(double) * (whole ? 9 : 5) + double(p.query_rows()) * 40;
+  require_host_memory("checking " + describe(p), bytes,
+                      whole ? "choose a smaller problem, or --sample some rows" : "choose a smaller problem");
 }
 
 }  // namespace
 
+void require_host_memory(const std::string& what, double bytes, const std::string& advice) {
+  const double free = double(cpu_device().free_bytes());
+  if (bytes <= free) return;
+  throw Error(what + " needs about " + std::to_string(long(bytes / 1e9) + 1) + " GB of host memory, " +
+              std::to_string(long(free / 1e9)) + " GB are free; " + advice);
+}
+
 Question::Question(const Problem& problem, bool with_gradient, int sample_rows, Values values, int threads)
     : problem_(problem), values_(values) {
-  require_host_memory(problem, sample_rows == 0);
+  require_memory_for_answers(problem, sample_rows == 0);
   inputs_ = tensors_of(problem, problem.seed, values);
   if (!with_gradient) inputs_.dO.clear();
   reference::Selection selection;
@@ -58,7 +62,7 @@ reference::Rule rule_for(const RegisteredStep& step, Pass pass, const Question& 
   }
   if (question.values() == Values::constant) {
     const double queries = p.Hkv > 0 ? double(p.Nq) * (p.Hq / p.Hkv) : 0;
-    rule.units *= std::sqrt(double(p.D) + queries + double(p.Nk));
+    rule.units *= std::max({2.0, double(p.D), queries, double(p.Nk)}) / 2;
   }
   return rule;
 }
@@ -73,12 +77,10 @@ Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass p
   try {
     if (pass == Pass::backward && !question.everything() && !forward_of(step)) {
       const RegisteredStep& forward = forward_before(step, p, device.kind());
-      HostTensors inputs = question.inputs();
       const HostTensors made =
-          run_step(device, *target_for(forward, device.kind(), false), forward, Pass::forward, p, inputs).tensors;
-      inputs.O = made.O;
-      inputs.LSE = made.LSE;
-      result = run_step(device, target, step, pass, p, inputs);
+          run_step(device, *target_for(forward, device.kind(), false), forward, Pass::forward, p, question.inputs())
+              .tensors;
+      result = run_step(device, target, step, pass, p, question.inputs(), &made);
     } else {
       result = run_step(device, target, step, pass, p, question.inputs());
     }

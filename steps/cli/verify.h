@@ -35,6 +35,9 @@ class Question {
   std::unique_ptr<reference::Oracle> oracle_;
 };
 
+// Throws Error if the host has not that much memory: before the system ends the process for taking it.
+void require_host_memory(const std::string& what, double bytes, const std::string& advice = "choose a smaller problem");
+
 // What came of one pass of one step.
 struct Outcome {
   bool pass = false;

@@ -43,6 +43,9 @@ class Device {
 
   // Waits for all launches. Throws KernelFault if one of them failed.
   virtual void synchronize() = 0;
+  // Whether nothing works any more in this process: the device was reset or unplugged, or a kernel did what ends the
+  // work of all (a GPU's "illegal memory access").
+  virtual bool lost() { return false; }
   // Milliseconds that the work launched by each of work(0), work(1), … work(count − 1) takes on the device. Launches are
   // queued one behind the other, so that a short kernel does not wait for the host.
   virtual std::vector<double> times_ms(int count, const std::function<void(int)>& work) = 0;

@@ -75,6 +75,8 @@ class GpuDevice : public Device {
     check_cuda(cudaMemset(memory, 0xff, bytes), "filling GPU memory");
   }
 
+  bool lost() override { return cudaDeviceSynchronize() != cudaSuccess; }
+
   void synchronize() override { check_cuda(cudaDeviceSynchronize(), "running a kernel"); }
 
   std::vector<double> times_ms(int count, const std::function<void(int)>& work) override {

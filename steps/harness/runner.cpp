@@ -12,7 +12,7 @@ std::vector<Workspace> workspace_of(const Step& step, const Problem& problem) {
 }  // namespace
 
 PreparedStep::PreparedStep(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p,
-                           const HostTensors& host)
+                           const HostTensors& host, const HostTensors* made)
     : device_(device), problem_(p), pass_(pass), lse_type_(p.dtype == DType::fp64 ? DType::fp64 : DType::fp32) {
   validate(p);
   if (const auto why = why_unsupported(step, p, pass)) throw Error(*why);
@@ -35,8 +35,8 @@ PreparedStep::PreparedStep(Device& device, Target target, const RegisteredStep& 
     run_forward_first(*forward, target);
     ran_forward_ = true;
   } else {
-    tensors_.O = input("O", p.dtype, p.q_elements(), host.O);
-    tensors_.LSE = input("LSE", lse_type_, p.query_rows(), host.LSE);
+    tensors_.O = input("O", p.dtype, p.q_elements(), made ? made->O : host.O);
+    tensors_.LSE = input("LSE", lse_type_, p.query_rows(), made ? made->LSE : host.LSE);
   }
   tensors_.dO = input("dO", p.dtype, p.q_elements(), host.dO);
   tensors_.dQ = output("dQ", p.dtype, p.q_elements());
@@ -119,8 +119,8 @@ HostTensors PreparedStep::finish() const {
 }
 
 StepResult run_step(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& problem,
-                    const HostTensors& inputs) {
-  const PreparedStep prepared(device, target, step, pass, problem, inputs);
+                    const HostTensors& inputs, const HostTensors* forward) {
+  const PreparedStep prepared(device, target, step, pass, problem, inputs, forward);
   device.reset_traffic();
   prepared.launch();
   StepResult result{prepared.finish(), prepared.scratch_bytes(), std::nullopt};

@@ -14,11 +14,12 @@ namespace flash {
 // One pass of one step, with its arrays on the device: made once, launched as often as wanted.
 //
 // A backward pass that reads what its chapter's forward pass saves gets that pass run once, here; any other takes O and
-// LSE from `inputs`. Throws Error (unsupported, out of memory) or KernelFault.
+// LSE from `forward`, if that is given, or else from `inputs`. Throws Error (unsupported, out of memory) or
+// KernelFault.
 class PreparedStep {
  public:
   PreparedStep(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& problem,
-               const HostTensors& inputs);
+               const HostTensors& inputs, const HostTensors* forward = nullptr);
 
   // Launches the pass; on a GPU it may still be running when this returns.
   void launch() const {
@@ -65,7 +66,7 @@ struct StepResult {
 
 // Prepares, launches once and finishes.
 StepResult run_step(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& problem,
-                    const HostTensors& inputs);
+                    const HostTensors& inputs, const HostTensors* forward = nullptr);
 
 // The build of a step that a device runs; nothing if the step has none for it. On the CPU device `observe` asks for the
 // build whose memory accesses are reported.

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "harness/error.h"
+#include "harness/interrupt.h"
 #include "simt/block.h"
 #include "simt/findings.h"
 #include "simt/flags.h"
@@ -153,7 +154,7 @@ void run_grid(const Launch& launch) {
   grid_progress::begin(workers);
   pool().run(workers, [&](BlockRunner& runner) {
     runner.begin(launch);
-    for (uint64_t number; !enough_found() && (number = next_block++) < blocks;) {
+    for (uint64_t number; !enough_found() && !flash::interrupt_requested && (number = next_block++) < blocks;) {
       const unsigned x = unsigned(number % launch.grid.x);
       const unsigned y = unsigned(number / launch.grid.x % launch.grid.y);
       const unsigned z = unsigned(number / launch.grid.x / launch.grid.y);
@@ -175,6 +176,7 @@ void run_grid(const Launch& launch) {
     of_launch.bulk_copies += runner.counts.bulk_copies;
     of_launch.matrix_flops += runner.counts.matrix_flops;
   });
+  flash::throw_if_interrupted();
   if (launch.observed) {
     total += of_launch;
     by_kernel[kernel_name(launch.kernel)] += of_launch;

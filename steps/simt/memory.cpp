@@ -1,6 +1,7 @@
 // Device memory, and the shadow that the observer keeps of it.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -158,13 +159,24 @@ bool guards_intact(const void* memory) {
                        back_guard_bytes(array.bytes));
 }
 
+// The number after a word of a file that the system keeps; `otherwise` if there is none ("max" is none).
+static size_t number_after(const char* path, const std::string& word, size_t otherwise) {
+  std::ifstream file(path);
+  size_t number;
+  if (word.empty()) return file >> number ? number : otherwise;
+  for (std::string found; file >> found;)
+    if (found == word && file >> number) return number;
+  return otherwise;
+}
+
 size_t available_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string word; file >> word;) {
-    size_t kilobytes;
-    if (word == "MemAvailable:" && file >> kilobytes) return kilobytes << 10;
-  }
-  return SIZE_MAX;  // unknown: let the allocation fail
+  const size_t kilobytes = number_after("/proc/meminfo", "MemAvailable:", SIZE_MAX >> 10);  // unknown: let it fail
+  // A container may be granted less than the machine has. Cached files do not count: they go when memory is needed.
+  const size_t granted = number_after("/sys/fs/cgroup/memory.max", "", SIZE_MAX);
+  const size_t taken = number_after("/sys/fs/cgroup/memory.current", "", 0);
+  const size_t cached = std::min(taken, number_after("/sys/fs/cgroup/memory.stat", "inactive_file", 0));
+  const size_t left = granted > taken - cached ? granted - (taken - cached) : 0;
+  return std::min(kilobytes << 10, left);
 }
 
 void observe_device_memory() {

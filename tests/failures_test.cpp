@@ -1,0 +1,214 @@
+// When things go wrong around the program: Ctrl-C, memory that is not there, a disk that is full, a driver that is
+// missing. One clear line, the right exit code, nothing half-written, everything given back.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "cli/verify.h"
+#include "command.h"
+#include "harness/device.h"
+#include "harness/error.h"
+#include "harness/inputs.h"
+#include "harness/interrupt.h"
+#include "harness/runner.h"
+
+TEST_SUITE_BEGIN("failures");
+
+namespace {
+using namespace flash;
+using namespace flash::tests;
+
+// The CPU device, which fails when it is told to, and remembers what was not given back.
+class FailingDevice final : public Device {
+ public:
+  int allocations_left = 1000000;
+  bool fails_to_run = false;
+  std::set<void*> held;
+
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+  std::string name() const override { return "failing"; }
+  size_t free_bytes() const override { return cpu_device().free_bytes(); }
+  void* allocate(size_t bytes) override {
+    if (allocations_left-- <= 0) throw Error("needs 7 MB of GPU memory, 3 MB are free; choose a smaller problem");
+    void* memory = cpu_device().allocate(bytes);
+    held.insert(memory);
+    return memory;
+  }
+  void release(void* memory) noexcept override {
+    held.erase(memory);
+    cpu_device().release(memory);
+  }
+  bool guards_intact(const void* memory) override { return cpu_device().guards_intact(memory); }
+  void upload(void* to, const void* from, size_t bytes) override { cpu_device().upload(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { cpu_device().download(to, from, bytes); }
+  void poison(void* memory, size_t bytes) override { cpu_device().poison(memory, bytes); }
+  void synchronize() override {
+    if (fails_to_run) throw KernelFault("running a kernel: unspecified launch failure");
+  }
+  std::vector<double> times_ms(int count, const std::function<void(int)>& work) override {
+    return cpu_device().times_ms(count, work);
+  }
+};
+
+Problem small() {
+  Problem p;
+  p.Hq = p.Hkv = 2, p.Nq = p.Nk = 20, p.D = 32, p.scale = default_scale(32);
+  return p;
+}
+
+int lines(const std::string& text) { return int(std::count(text.begin(), text.end(), '\n')); }
+
+}  // namespace
+
+TEST_CASE("device memory that runs out at any allocation: the array is named, and all that was taken is given back") {
+  for (const char* prefix : {"02/forward", "02/backward", "06/backward"}) {
+    const RegisteredStep& step = *select_steps({prefix}).front();
+    const Pass pass = step.has(Pass::forward) ? Pass::forward : Pass::backward;
+    HostTensors inputs = random_tensors(small(), 1);
+    inputs.O = inputs.dO, inputs.LSE.assign(small().query_rows(), 3.0);
+    FailingDevice device;
+    const int before = device.allocations_left;
+    run_step(device, Target::cpu, step, pass, small(), inputs);
+    const int needed = before - device.allocations_left;
+    CHECK(needed >= 7);
+    CHECK(device.held.empty());
+    for (int allowed = 0; allowed < needed; allowed++) {
+      device.allocations_left = allowed;
+      std::string message;
+      try {
+        run_step(device, Target::cpu, step, pass, small(), inputs);
+      } catch (const Error& e) {
+        message = e.what();
+      }
+      CHECK(contains(message, ": needs 7 MB of GPU memory, 3 MB are free"));
+      CHECK(device.held.empty());
+    }
+  }
+}
+
+TEST_CASE("a kernel that ends the device's work is a failure with its reason, and memory is given back") {
+  const RegisteredStep& step = *select_steps({"05/forward"}).front();
+  FailingDevice device;
+  device.fails_to_run = true;
+  const cli::Outcome outcome = cli::verify(device, Target::cpu, step, Pass::forward, cli::Question(small(), false));
+  CHECK(!outcome.pass);
+  CHECK(contains(outcome.fault, "unspecified launch failure"));
+  CHECK(device.held.empty());
+}
+
+TEST_CASE("work that is interrupted ends, wherever it is, and gives memory back") {
+  const RegisteredStep& step = *select_steps({"05/forward"}).front();
+  FailingDevice device;
+  interrupt_requested = true;
+  CHECK_THROWS_AS(run_step(device, Target::cpu, step, Pass::forward, small(), random_tensors(small(), 1)), Interrupted);
+  CHECK(device.held.empty());
+  CHECK_THROWS_AS(cli::Question(small(), true), Interrupted);
+  interrupt_requested = false;
+  CHECK(cli::verify(device, Target::cpu, step, Pass::forward, cli::Question(small(), false)).pass);
+}
+
+TEST_CASE("Ctrl-C: one line, exit code 130, nothing written") {
+  const Folder folder;
+  const std::vector<std::vector<std::string>> commands = {
+      {"check", "--random", "1000000", "--device", "cpu"},
+      {"check", "02", "--device", "cpu", "--seq", "3000"},  // in the middle of one problem
+      {"check", "01", "--seq", "20000"},                    // in the oracle
+      {"profile", "05/forward", "--seq", "3000", "--plot", folder / "plot.svg"},
+  };
+  for (const auto& arguments : commands) {
+    INFO(arguments[0] << " " << arguments[1]);
+    const Ran ran = interrupted(arguments, 1.5);
+    CHECK(ran.code == 130);
+    CHECK(ran.out == "");
+    CHECK(ran.err == "flashsteps: interrupted; nothing was written\n");
+  }
+  CHECK(fs::is_empty(folder.path));
+}
+
+TEST_CASE("host memory that is not there is refused with figures, before it is asked for") {
+  expect_refused("check 01 --seq 100000000 --sample 10", {"GB of host memory", "GB are free"});
+  expect_refused("profile 05 --seq 100000000", {"profiling", "GB of host memory"});
+  expect_refused("check 02 --device cpu --pass forward --heads 1 --seq 1000000 --sample 10 --head-dim 1",
+                 {"workspace", "bytes asked for", "are free"});
+}
+
+TEST_CASE("under a limit of the address space a command works or says in a line that memory is out") {
+  int refused = 0, worked = 0;
+  for (const int megabytes : {60, 120, 200, 300, 500, 900, 1500, 8000}) {
+    const Ran ran = flashsteps("check 02 05/forward --device cpu --seq 600 --no-observe",
+                               "ulimit -v " + std::to_string(megabytes * 1024) + "; ");
+    INFO(megabytes << " MB: exit code " << ran.code << ", " << ran.err);
+    if (ran.code == 0) {
+      worked++;
+      continue;
+    }
+    if (ran.code == 127) continue;  // the program itself did not fit
+    CHECK(ran.code == 2);
+    CHECK(lines(ran.err) == 1);
+    CHECK(contains(ran.err, "memory"));
+    CHECK(ran.out == "");
+    refused++;
+  }
+  CHECK(worked > 0);
+  CHECK(refused > 0);
+}
+
+TEST_CASE("a full disk: what was there before stays, and nothing half-written lies about") {
+  const Folder folder;
+  const std::string plot = folder / "plot.svg";
+  const auto profile = [&](const char* before, const char* steps) {
+    const std::string line = std::string(before) + "'" FLASHSTEPS_COMMAND "' profile " + steps + " --seq 8 --plot '" +
+                             plot + "' >/dev/null 2>/dev/null";
+    const int status = std::system(line.c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  REQUIRE(profile("", "02 03 04 05 06") == 0);
+  const std::string before = contents(plot);
+  REQUIRE(before.size() > 1024);
+  // As if the disk were full after a block; the program is not told to ignore the signal that comes with it.
+  CHECK(profile("ulimit -f 1; ", "02 03 04 06 05") == 2);
+  CHECK(contents(plot) == before);
+  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator{}) == 1);
+}
+
+TEST_CASE("every command says so when its standard output is full") {
+  if (!fs::exists("/dev/full")) return;
+  for (const char* arguments : {"list", "tour --device cpu", "check 05/forward --device cpu --seq 8",
+                                "profile 05/forward --seq 8 --format csv", "--help"}) {
+    INFO(std::string(arguments));
+    const int status =
+        std::system((std::string("'" FLASHSTEPS_COMMAND "' ") + arguments + " >/dev/full 2>/dev/null").c_str());
+    CHECK(WEXITSTATUS(status) == 2);
+  }
+}
+
+TEST_CASE("empty and half numbers are no numbers") {
+  for (const char* option : {"--seq", "--seq-k", "--heads", "--kv-heads", "--batch", "--head-dim", "--scale",
+                             "--dropout", "--seed", "--sample", "--random"})
+    for (const char* value : {"''", "5x", "' 5'", "0x10", "--", "1e"}) {
+      const std::string arguments = std::string("check 02 --device cpu ") + option + "=" + value;
+      INFO(arguments);
+      const Ran ran = flashsteps(arguments);
+      CHECK(ran.code == 2);
+      CHECK(contains(ran.err, option));
+      CHECK(lines(ran.err) == 1);
+    }
+  for (const char* option : {"--seq", "--scale"}) expect_refused(std::string("check 02 ") + option + " ''", {option});
+  expect_refused("check 02 --dtype ''", {"--dtype"});
+  expect_refused("check 02 --values ''", {"--values"});
+  CHECK(flashsteps("check 02 --device cpu --seq +9 --scale +1.5").code == 0);
+}
+
+TEST_CASE("profile: a problem that launches nothing has a row, too") {
+  const Ran csv = flashsteps("profile 05/forward --seq 0 --format csv");
+  CHECK(csv.code == 0);
+  CHECK(lines(csv.out) == 2);
+  CHECK(contains(csv.out, "nothing to do"));
+  CHECK(contains(flashsteps("profile 02 --seq 0").out, "nothing to do"));
+  CHECK(flashsteps("profile 02 --seq 0 --lines").code == 0);
+}
+
+TEST_SUITE_END();

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Sizes at the edge of what is allowed, each checked on a sample of rows on the GPU. About five minutes on an H200, and
+# up to 110 GB of host memory; what the host has no room for is refused, and counts as a failure here.
+#
+#     tests/long/big.sh build/flashsteps [WORD]     only the commands that have the word in them
+set -u
+flashsteps=$1
+only=${2:-}
+failed=0
+
+big() {  # limit in seconds, then arguments of `flashsteps check`
+  local limit=$1 start=$SECONDS
+  shift
+  [[ "$*" == *"$only"* ]] || return 0
+  local said
+  said=$(timeout "$limit" "$flashsteps" check "$@" --device gpu 2>&1)
+  local code=$?
+  if [ $code -eq 0 ]; then
+    echo "ok      $((SECONDS - start)) s  check $*"
+  else
+    failed=$((failed + 1))
+    echo "FAILED  $((SECONDS - start)) s  exit code $code  check $*"
+    echo "$said" | grep -E 'FAILED|flashsteps:|\[b ' | head -5 | cut -c 1-300
+  fi
+}
+
+# Batch and heads past 65,535, which is as far as the second and third axis of a grid go.
+for size in "--batch 1 --heads 65536" "--batch 65536 --heads 2"; do
+  big 60 02 03 04 05 06 $size --seq 5 --seq-k 9 --head-dim 32 --sample 300
+  big 60 07 08 $size --seq 5 --seq-k 9 --head-dim 64 --sample 300 --causal
+done
+big 60 05 06 07 --heads 65536 --kv-heads 32768 --seq 5 --head-dim 64 --sample 300 --dropout 0.1
+
+# A million keys and queries.
+big 60 05/register_tiled --pass forward --heads 1 --seq 1048576 --head-dim 64 --sample 40
+big 60 07 08 --pass forward --heads 1 --seq 1048576 --head-dim 64 --sample 40 --dtype bf16
+big 60 07 08 --pass forward --heads 1 --seq 1048576 --head-dim 64 --sample 40 --dtype bf16 --causal
+big 100 06/register_tiled 07 08 --pass backward --heads 1 --seq 131072 --head-dim 64 --sample 8
+
+# Tensors of more than 2^31 elements: first Q and O, then K and V. The host takes most of the time, so only one kernel
+# of those that index alike.
+many="--batch 16 --heads 128 --head-dim 64 --sample 300"
+big 120 02/forward 04/online 05/register_tiled --pass forward $many --seq 17477 --seq-k 3
+big 120 07/pipelined 08/overlapped --pass forward $many --seq 17477 --seq-k 3 --dtype bf16
+big 120 05/register_tiled --pass forward $many --seq 3 --seq-k 17477
+big 120 07/pipelined 08/overlapped --pass forward $many --seq 3 --seq-k 17477 --dtype bf16
+big 120 07/backward --pass backward $many --seq 17477 --seq-k 3 --dtype bf16
+big 120 08/backward --pass backward $many --seq 17477 --seq-k 3 --dtype bf16
+
+echo "$failed failed, $SECONDS s"
+exit $((failed > 0))
