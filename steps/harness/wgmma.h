@@ -72,17 +72,17 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 #define FLASH_REGISTERS_112 FLASH_REGISTERS_96, FLASH_8(48)
 #define FLASH_NAMES_128 FLASH_NAMES_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define FLASH_REGISTERS_128 FLASH_REGISTERS_112, FLASH_8(56)
-#define FLASH_NAMES_176                                                       \
-  FLASH_NAMES_128                                                             \
-      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80," \
-      "%81,%82,%83,%84,%85,%86,%87"
+#define FLASH_NAMES_176                                                   \
+  FLASH_NAMES_128                                                         \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80," \
+  "%81,%82,%83,%84,%85,%86,%87"
 #define FLASH_REGISTERS_176 FLASH_REGISTERS_128, FLASH_8(64), FLASH_8(72), FLASH_8(80)
 #define FLASH_NAMES_192 FLASH_NAMES_176 ",%88,%89,%90,%91,%92,%93,%94,%95"
 #define FLASH_REGISTERS_192 FLASH_REGISTERS_176, FLASH_8(88)
-#define FLASH_NAMES_256                                                     \
-  FLASH_NAMES_192                                                           \
-      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109," \
-      "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define FLASH_NAMES_256                                                 \
+  FLASH_NAMES_192                                                       \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109," \
+  "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define FLASH_REGISTERS_256 FLASH_REGISTERS_192, FLASH_8(96), FLASH_8(104), FLASH_8(112), FLASH_8(120)
 
 // The same lists for results that are overwritten.
@@ -93,11 +93,12 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 #define FLASH_RESULTS_128 FLASH_RESULTS_112, FLASH_RESULT_8(56)
 #define FLASH_RESULTS_176 FLASH_RESULTS_128, FLASH_RESULT_8(64), FLASH_RESULT_8(72), FLASH_RESULT_8(80)
 #define FLASH_RESULTS_192 FLASH_RESULTS_176, FLASH_RESULT_8(88)
-#define FLASH_RESULTS_256 FLASH_RESULTS_192, FLASH_RESULT_8(96), FLASH_RESULT_8(104), FLASH_RESULT_8(112), FLASH_RESULT_8(120)
+#define FLASH_RESULTS_256 \
+  FLASH_RESULTS_192, FLASH_RESULT_8(96), FLASH_RESULT_8(104), FLASH_RESULT_8(112), FLASH_RESULT_8(120)
 
 // Also where it is overwritten d is "+f", read and written: with "=f" ptxas needs some ten registers more. Not so for
 // e4m3. a_ to add_: the numbers of the operands after d's registers.
-#define FLASH_SHARED_OVER(n, types, a_, b_, add_)                                                                     \
+#define FLASH_SHARED_OVER(n, types, a_, b_, add_)                                                                 \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n types " {" FLASH_NAMES_##n "}, %" #a_ ", %" #b_ ", %" #add_ \
                                                                                  ", 1, 1;"                        \
                : FLASH_RESULTS_##n                                                                                \
