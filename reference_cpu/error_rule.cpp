@@ -1,12 +1,14 @@
 #include "reference_cpu/error_rule.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <sstream>
 #include <variant>
 
 #include "harness/error.h"
+#include "reference_cpu/dropout.h"
 #include "reference_cpu/round.h"
 
 namespace flash::reference {
@@ -139,6 +141,25 @@ struct Pair {
   std::vector<Results<BaselineScalar>> baselines;
 };
 
+// The rows of a tensor with random signs, times the Hadamard matrix over its root of D.
+std::vector<double> rotated(const std::vector<double>& tensor, int D, int seed) {
+  std::vector<double> x(tensor.size());
+  std::vector<double> sign(static_cast<size_t>(D));
+  for (size_t i = 0; i < sign.size(); ++i)
+    sign[i] =
+        (philox4x32_10({uint32_t(i), 0, 0, 0}, {uint32_t(seed), 0x62617365})[0] & 1 ? -1 : 1) / std::sqrt(double(D));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = tensor[i] * sign[i % sign.size()];
+  for (size_t row = 0; row < x.size(); row += sign.size())
+    for (size_t bit = 1; bit < sign.size(); bit *= 2)
+      for (size_t i = row; i < row + sign.size(); ++i) {
+        if ((i - row) & bit) continue;
+        const double sum = x[i] + x[i | bit];
+        x[i | bit] = x[i] - x[i | bit];
+        x[i] = sum;
+      }
+  return x;
+}
+
 // A tensor rounded to e4m3 and back, `largest` being what its largest number becomes. NaN and ∞ remain.
 std::vector<double> rounded_to_e4m3(const std::vector<double>& tensor, double largest) {
   double most = 0;
@@ -154,11 +175,13 @@ enum class Side { query, key };  // which of Q and K an output has the rows of
 
 }  // namespace
 
-Inputs rounded_to_e4m3(const Inputs& inputs, int baseline) {
-  const double largest = format_of(DType::e4m3).largest / std::exp2(double(baseline) / kE4m3Baselines);
+Inputs rounded_to_e4m3(const Inputs& inputs, int D, int baseline) {
+  const int scales = kE4m3Baselines / 2;
+  const double largest = format_of(DType::e4m3).largest / std::exp2(double(baseline / 2) / scales);
+  const bool rotate = baseline % 2 == 1 && std::has_single_bit(unsigned(D));
   Inputs rounded;
-  rounded.Q = rounded_to_e4m3(inputs.Q, largest);
-  rounded.K = rounded_to_e4m3(inputs.K, largest);
+  rounded.Q = rounded_to_e4m3(rotate ? rotated(inputs.Q, D, baseline) : inputs.Q, largest);
+  rounded.K = rounded_to_e4m3(rotate ? rotated(inputs.K, D, baseline) : inputs.K, largest);
   rounded.V = rounded_to_e4m3(inputs.V, largest);
   rounded.dO = inputs.dO;
   return rounded;
@@ -250,7 +273,7 @@ Oracle::Oracle(const Problem& problem, const Inputs& inputs, const Selection& se
     pair.baselines.push_back(attention<float>(problem, given, selection, problem.dtype, threads));
   };
   if (problem.dtype == DType::e4m3)
-    for (int i = 0; i < kE4m3Baselines; ++i) add_baseline(rounded_to_e4m3(inputs, i));
+    for (int i = 0; i < kE4m3Baselines; ++i) add_baseline(rounded_to_e4m3(inputs, problem.D, i));
   else
     add_baseline(inputs);
   answers_->results = std::move(pair);

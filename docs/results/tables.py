@@ -181,6 +181,33 @@ def ratios(links, step, what):
 
 
 @table
+def quantising(links):
+    """Quantising Q, K and V, with and without the rotation, against the time of a copy of as many bytes."""
+    name = "h200_quantise_08.csv"
+    data, comments = read(name)
+    lengths = sorted({int(r["seq"]) for r in data})
+    rows = []
+    for head_dim in sorted({int(r["head_dim"]) for r in data}):
+        for rotation, title in (("1", "rotated"), ("0", "not rotated")):
+            us = {int(r["seq"]): float(r["ms"]) * 1e3 for r in data if int(r["head_dim"]) == head_dim and r["rotation"] == rotation}
+            rows.append([f"D {head_dim}, {title}"] + [number(us[n]) for n in lengths])
+    return markdown(["µs"] + [f"N {n:,}" for n in lengths], rows, [(name, comments)], links)
+
+
+@table
+def accuracy(links):
+    """The root mean square errors of `flashsteps accuracy`, a column a head dim, and the paper's."""
+    name = "h200_accuracy_08.csv"
+    data, comments = read(name)
+    heads = list(dict.fromkeys(r["head_dim"] for r in data))
+    rows = []
+    for dtype, how in dict.fromkeys((r["dtype"], r["how"]) for r in data):
+        rmse = {r["head_dim"]: float(r["rmse"]) for r in data if (r["dtype"], r["how"]) == (dtype, how)}
+        rows.append([f"{dtype}, {how}"] + [f"{rmse[h]:.1e}".replace("e-0", "e-") if h in rmse else "–" for h in heads])
+    return markdown(["root mean square error"] + [h if h == "paper" else f"D {h}" for h in heads], rows, [(name, comments)], links)
+
+
+@table
 def ladder(links, what, last="99", notes="full"):
     """TFLOP/s of every step, full attention, head dim 64."""
     lengths, rows, sources, base = (1024, 2048, 4096), [], [], {}

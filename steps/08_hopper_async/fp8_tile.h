@@ -69,9 +69,9 @@ __device__ __forceinline__ void start_fp8_weighted_sum(float (&O)[Shape::D / 2],
 // keys a thread brings the four that it has.
 template <int n>
 __device__ __forceinline__ void pack_fp8_weights(uint32_t (&P)[n / 4], const float (&S)[n]) {
+  // 32 keys are 16 of S and 4 of P: two rows of the first 16 keys, then of the others.
 #pragma unroll
-  for (int i = 0; i < n / 4;
-       i++) {  // 32 keys are 16 of S and 4 of P: two rows of the first 16 keys, then of the others
+  for (int i = 0; i < n / 4; i++) {
     const int x = i / 4 * 16 + i % 4 / 2 * 8 + i % 2 * 2;
     P[i] = pack_e4m3(S[x], S[x + 1], S[x + 4], S[x + 5]);
   }
