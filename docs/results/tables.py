@@ -183,7 +183,7 @@ def ratios(links, step, what):
 @table
 def quantising(links):
     """Quantising Q, K and V, with and without the rotation, against the time of a copy of as many bytes."""
-    name = "h200_quantise_08.csv"
+    name = "h200_quantise_08_fp8.csv"
     data, comments = read(name)
     lengths = sorted({int(r["seq"]) for r in data})
     rows = []
@@ -197,7 +197,7 @@ def quantising(links):
 @table
 def accuracy(links):
     """The root mean square errors of `flashsteps accuracy`, a column a head dim, and the paper's."""
-    name = "h200_accuracy_08.csv"
+    name = "h200_accuracy_08_fp8.csv"
     data, comments = read(name)
     heads = list(dict.fromkeys(r["head_dim"] for r in data))
     rows = []
