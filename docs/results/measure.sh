@@ -6,8 +6,8 @@ here=$(dirname "$0")
 folder=$1
 flashsteps=${2:-build/flashsteps}
 parts=("${@:3}")
-[ ${#parts[@]} -gt 0 ] || parts=(07_warp_partitioning 08_hopper_async sustained_08 ablation_08 peers_bf16 peers_bf16_backward 07_backward
-                                 08_backward 07_backward_deterministic 08_backward_deterministic)
+[ ${#parts[@]} -gt 0 ] || parts=(07_warp_partitioning 08_hopper_async sustained_08 ablation_08 peers_bf16 peers_bf16_backward 07_backward 08_backward
+                                  07_backward_deterministic 08_backward_deterministic 08_fp8 accuracy_08_fp8)
 mkdir -p "$folder"
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1 | sed 's/, /, driver /')
 
@@ -50,6 +50,12 @@ for part in "${parts[@]}"; do
     for d in 64 128; do each_mask 08/backward --dtype bf16 --head-dim $d; done ;;
   08_backward_deterministic) begin $part "08/backward --dtype bf16 --head-dim D [--causal] --deterministic"
     for d in 64 128; do each_mask 08/backward --dtype bf16 --head-dim $d --deterministic; done ;;
+  08_fp8) begin $part "08/fp8 --head-dim D [--causal]"
+    for d in 64 128 256; do each_mask 08/fp8 --head-dim $d; done ;;
+  accuracy_08_fp8)
+    file=$folder/h200_$part.csv
+    echo "# date $(date +%F); GPU $gpu; command: docs/results/measure.sh FOLDER $flashsteps $part, which runs flashsteps accuracy" > "$file"
+    "$flashsteps" accuracy --format csv >> "$file" ;;
   peers_bf16) python3 "$here/time_peers.py" forward "$folder/h200_peers_bf16.csv" --sustained ;;
   peers_bf16_backward) python3 "$here/time_peers.py" backward "$folder/h200_peers_bf16_backward.csv" --head-dims 64 128 ;;
   *) echo "measure.sh: no part '$part'; there are ${parts[*]}" >&2; exit 2 ;;
