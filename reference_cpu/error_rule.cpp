@@ -145,9 +145,8 @@ std::vector<double> rounded_to_e4m3(const std::vector<double>& tensor, double la
   for (const double x : tensor) most = std::isfinite(x) ? std::max(most, std::abs(x)) : most;
   const double scale = most > 0 ? most / largest : 1;
   std::vector<double> rounded(tensor.size());
-  std::transform(tensor.begin(), tensor.end(), rounded.begin(), [scale](double x) {
-    return std::isfinite(x) ? rounded_to(DType::e4m3, x / scale) * scale : x;
-  });
+  std::transform(tensor.begin(), tensor.end(), rounded.begin(),
+                 [scale](double x) { return std::isfinite(x) ? rounded_to(DType::e4m3, x / scale) * scale : x; });
   return rounded;
 }
 

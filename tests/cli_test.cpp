@@ -212,7 +212,8 @@ TEST_CASE("accuracy: a row a way, rotation pays with outliers") {
   CHECK(rmse.at("tile scales and rotation") < 0.9 * rmse.at("tensor scales"));
   CHECK(rmse.at("tile scales and rotation") < 0.9 * rmse.at("without rotation"));
   CHECK(rmse.at("tile scales and rotation") > 10 * rmse.at("fused"));  // eight bits are eight bits
-  const Ran table = flashsteps("accuracy --device cpu --heads 1 --seq 40 --seq-k 30 --head-dim 64 --causal --sample 10");
+  const Ran table =
+      flashsteps("accuracy --device cpu --heads 1 --seq 40 --seq-k 30 --head-dim 64 --causal --sample 10");
   CHECK(table.code == 0);
   CHECK(contains(table.out, "without tile scales"));
   expect_refused("accuracy --device cpu --seq 0", {"accuracy", "queries"});

@@ -38,10 +38,10 @@ std::vector<KernelBytes> overlapped(const Problem& p) {
   return kernels;
 }
 
-// Quantising reads everything once and writes it in bytes, with a scale for Bc rows of Q, K and V, and clears and raises
-// each head's largest scale of V; V has its keys rounded up to 16. The attention asks for boxes of V of 128 keys, also
-// where tiles have 96; the scales of a tile of Q and of its first keys; and each thread for those of K and V, a tile
-// ahead.
+// Quantising reads everything once and writes it in bytes, with a scale for Bc rows of Q, K and V, and clears and
+// raises each head's largest scale of V; V has its keys rounded up to 16. The attention asks for boxes of V of 128
+// keys, also where tiles have 96; the scales of a tile of Q and of its first keys; and each thread for those of K and
+// V, a tile ahead.
 std::vector<KernelBytes> fp8(const Problem& p) {
   const bool four = p.D == 64 && (p.causal || p.Nk <= 2048), wide = p.D == 64 && !four;
   const bool two = p.D == 256 || (p.D == 128 && p.Nk < (p.causal ? 2048 : 1024));

@@ -19,7 +19,9 @@ struct Quantised {
   float* largest;    // numbers in Q, K and V, for tensor scales; then each head's largest scale of V
 };
 
-__host__ __device__ inline int pitch_of(int keys) { return ceil_div(keys, 16) * 16; }  // TMA wants multiples of 16 bytes
+__host__ __device__ inline int pitch_of(int keys) {
+  return ceil_div(keys, 16) * 16;
+}  // TMA wants multiples of 16 bytes
 
 // The smallest power of two that brings numbers up to `largest` into the range of e4m3, ±448. Multiplying by it is
 // exact, and e4m3, a floating-point format, has as many digits after it as with any other scale.
@@ -84,8 +86,8 @@ enum class Scales { of_tiles, measure, of_tensor };
 // NaN in its place, and whoever meets that looks at the given numbers.
 __device__ inline float factor_for(float scale, float most) { return most < INFINITY ? 1.0f / scale : NAN; }
 
-// ---- Q and K: a thread has 32 columns of a row, a block a tile of Bc rows and one scale. Blocks stay, as many as fit at
-// 64 registers a thread, and take every gridDim-th tile.
+// ---- Q and K: a thread has 32 columns of a row, a block a tile of Bc rows and one scale. Blocks stay, as many as fit
+// at 64 registers a thread, and take every gridDim-th tile.
 template <class T>
 struct Rows {
   const T* from;  // [heads][rows][D]
@@ -103,8 +105,8 @@ constexpr int kMostThreads = 128 * kLanes<D>;  // of a tile of 128 rows
 
 // x becomes x H: a row times the Hadamard matrix of D × D, all whose elements are ±1. It is made of log2(D) rounds of
 // sums and differences of pairs: of columns of one thread, then of columns of two threads, each of which takes half of
-// the pairs. That leaves the columns in another order and some with their signs turned, in all rows alike; a dot product
-// of two rows does not care.
+// the pairs. That leaves the columns in another order and some with their signs turned, in all rows alike; a dot
+// product of two rows does not care.
 template <int kLanes>
 __device__ __forceinline__ void rotate(float (&x)[32]) {
 #pragma unroll
@@ -208,10 +210,10 @@ __global__ void __launch_bounds__(kMostThreads<D>, 1024 / kMostThreads<D>)
   grid_dependency_wait();
 }
 
-// ---- V: a block a tile of Bc keys. e4m3 operands of wgmma are K-major, so O = P V needs Vᵀ, where neighbours in memory
-// are neighbours along the keys. And P: a thread that has S of keys 2t, 2t + 1, 2t + 8, 2t + 9 of 16 has to bring, as the
-// left operand, four neighbours along the keys. A sum over keys may take them in any order; these four are made
-// neighbours, the t-th word of 16 bytes.
+// ---- V: a block a tile of Bc keys. e4m3 operands of wgmma are K-major, so O = P V needs Vᵀ, where neighbours in
+// memory are neighbours along the keys. And P: a thread that has S of keys 2t, 2t + 1, 2t + 8, 2t + 9 of 16 has to
+// bring, as the left operand, four neighbours along the keys. A sum over keys may take them in any order; these four
+// are made neighbours, the t-th word of 16 bytes.
 __device__ inline int first_key_of_word(int word) { return word / 4 * 16 + word % 4 * 2; }
 
 template <class T>
@@ -230,8 +232,9 @@ template <int D, int Bc>
 constexpr int kColumnUnits = Bc / 4 * (D / 8) / kColumnThreads<D, Bc>;
 
 template <class T, int D, int Bc>  // blocks on a multiprocessor: what registers allow
-constexpr int kColumnBlocks = kColumnUnits<D, Bc> * sizeof(T) == 2 ? 1536 / kColumnThreads<D, Bc>
-                              : kColumnUnits<D, Bc> * sizeof(T) == 4 ? 1024 / kColumnThreads<D, Bc> : 1;
+constexpr int kColumnBlocks = kColumnUnits<D, Bc> * sizeof(T) == 2   ? 1536 / kColumnThreads<D, Bc>
+                              : kColumnUnits<D, Bc> * sizeof(T) == 4 ? 1024 / kColumnThreads<D, Bc>
+                                                                     : 1;
 
 template <class T, int D, int Bc>
 __global__ void __launch_bounds__(kColumnThreads<D, Bc>, kColumnBlocks<T, D, Bc>)
@@ -309,8 +312,8 @@ void quantise_from(const Problem& p, const Tensors& t, const Quantised& to, Stre
     k.minus[i] = p.quantisation.rotation ? random : 0;
     q.minus[i] = p.scale < 0 ? ~k.minus[i] : k.minus[i];
   }
-  const Columns<T> v{static_cast<const T*>(t.V), to.V, to.kv_scale,    to.largest + 2, to.largest + 3,
-                     p.Nk,                       k.tiles_of_head};
+  const Columns<T> v{
+      static_cast<const T*>(t.V), to.V, to.kv_scale, to.largest + 2, to.largest + 3, p.Nk, k.tiles_of_head};
 
   const auto go = [&](Scales scales) {
     const unsigned threads = Bc * kLanes<D>, blocks = unsigned(multiprocessors()) * (1024 / threads);

@@ -49,11 +49,11 @@ class Accuracy {
     sixteen_bits();
     eight_bits();
     if (options_.format.format == Format::table)
-      std::cout << chosen_.sentence << "\n"
-                << shape_text() << "; inputs N(0, 1) + N(0, 100) * Bernoulli(0.001)\n\n";
+      std::cout << chosen_.sentence << "\n" << shape_text() << "; inputs N(0, 1) + N(0, 100) * Bernoulli(0.001)\n\n";
     print_rows(std::cout, options_.format.format, rows_);
     if (options_.format.format == Format::table)
-      std::cout << "\nrmse: root mean square error of O against fp64, from the inputs as the step is given them; relative: to\n"
+      std::cout << "\nrmse: root mean square error of O against fp64, from the inputs as the step is given them; "
+                   "relative: to\n"
                    "the root mean square of O.\n";
     return 0;
   }

@@ -60,8 +60,8 @@ __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence
 struct alignas(128) TensorMap {
   CUtensorMap map;
 };
-// The tensor [size[2]][size[1]][size[0]] of T at `base`, in boxes of [1][box_rows][kRowBytes / sizeof(T)]. For the host.
-// Throws KernelFault if the driver refuses.
+// The tensor [size[2]][size[1]][size[0]] of T at `base`, in boxes of [1][box_rows][kRowBytes / sizeof(T)]. For the
+// host. Throws KernelFault if the driver refuses.
 template <class T, int kRowBytes = 128>
 TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows) {
   static_assert(kRowBytes == 128 || kRowBytes == 64);
@@ -79,7 +79,8 @@ TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_r
   TensorMap tensor;
   const CUresult status = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
       &tensor.map, type, 3, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      kRowBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      kRowBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw KernelFault("cuTensorMapEncodeTiled refuses a tensor, error " + std::to_string(int(status)));
   return tensor;

@@ -23,8 +23,8 @@ struct Workspace {
 };
 
 // Device addresses for one call. The elements of all but LSE are of the problem's dtype (input_dtype, output_dtype);
-// LSE is fp32 (fp64 when the dtype is fp64). A forward pass reads Q, K, V and writes O, LSE. A backward pass reads Q, K, V, O, LSE, dO and writes
-// dQ, dK, dV. Every element of an output must be written.
+// LSE is fp32 (fp64 when the dtype is fp64). A forward pass reads Q, K, V and writes O, LSE. A backward pass reads Q,
+// K, V, O, LSE, dO and writes dQ, dK, dV. Every element of an output must be written.
 struct Tensors {
   const void* Q = nullptr;
   const void* K = nullptr;

@@ -109,7 +109,8 @@ void BulkCopy::land() const {
     }
     unsigned char row[128] = {};
     if (from) std::memcpy(row + first, from, count);
-    for (unsigned piece = 0; piece < map.row_bytes / 16; ++piece) std::memcpy(piece_of_row(to, piece), row + piece * 16, 16);
+    for (unsigned piece = 0; piece < map.row_bytes / 16; ++piece)
+      std::memcpy(piece_of_row(to, piece), row + piece * 16, 16);
   });
 }
 

@@ -30,8 +30,8 @@ struct alignas(128) TensorMap {
 TensorMap make_tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows, unsigned element_bytes,
                           unsigned row_bytes);
 
-// How a 16-byte piece's place within the rows of a box is exchanged: with the address's bits 4 and up, by these bits from
-// bit 7 on. For rows of 128 bytes 8 rows differ, for rows of 64 bytes 8 rows make 4 different pairs.
+// How a 16-byte piece's place within the rows of a box is exchanged: with the address's bits 4 and up, by these bits
+// from bit 7 on. For rows of 128 bytes 8 rows differ, for rows of 64 bytes 8 rows make 4 different pairs.
 constexpr unsigned swizzle_mask(unsigned row_bytes) { return row_bytes / 16 - 1; }
 
 void start_box_load(void* shared, const TensorMap* map, int x, int y, int z, Mbarrier* barrier);

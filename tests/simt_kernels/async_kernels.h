@@ -71,8 +71,8 @@ struct AsyncKernels {
   // hopper.cu
   // Loads the box of 16 rows of 128 or 64 bytes at `at` of a tensor of 1- or 2-byte elements, and stores it to another
   // one; raw: its bytes, as they lie in shared memory.
-  static void move_box(bool bytes, int row_bytes, const void* from, void* to, const unsigned (&size)[3], const int (&at)[3],
-                       uint8_t* raw);
+  static void move_box(bool bytes, int row_bytes, const void* from, void* to, const unsigned (&size)[3],
+                       const int (&at)[3], uint8_t* raw);
   static void bulk_runs(const float* in, float* out);           // in: 256 floats, out: 512
   static void ring_sum(const float* in, float* out, int rows);  // rows of 32 floats
   static void flag_chain(int* flag, int* list, int blocks);     // 32 ints
