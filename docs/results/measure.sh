@@ -37,9 +37,9 @@ for part in "${parts[@]}"; do
     for d in 64 128; do each_mask 07/backward --dtype bf16 --head-dim $d; done ;;
   07_backward_deterministic) begin $part "07/backward --dtype bf16 --head-dim D [--causal] --deterministic"
     for d in 64 128; do each_mask 07/backward --dtype bf16 --head-dim $d --deterministic; done ;;
-  08_hopper_async) begin $part "08/overlapped --dtype bf16 --head-dim D [--causal]; the rows after it STEP --seq N"
-    for d in 64 128 256; do each_mask 08/overlapped --dtype bf16 --head-dim $d; done
-    for n in 1024 2048 4096; do rows 08/tma 08/warp 08/pingpong --dtype bf16 --head-dim 64 --seq $n; done ;;
+  08_hopper_async) begin $part "STEP --dtype bf16 --head-dim 64 --seq N; 08/overlapped --dtype bf16 --head-dim D [--causal]"
+    for step in 08/tma 08/warp 08/pingpong; do for n in 1024 2048 4096; do rows $step --dtype bf16 --head-dim 64 --seq $n; done; done
+    for d in 64 128 256; do each_mask 08/overlapped --dtype bf16 --head-dim $d; done ;;
   sustained_08) begin $part "08/overlapped --dtype bf16 --head-dim D [--causal] --seq N --launches 40"
     for d in 64 128 256; do for n in 8192 16384; do each_mask 08/overlapped --dtype bf16 --head-dim $d --seq $n --launches 40; done; done ;;
   ablation_08) begin $part "08 --pass forward --batch 4 --heads 16 --seq 8448 --head-dim 128 --dtype bf16|fp16"
