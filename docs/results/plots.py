@@ -33,8 +33,8 @@ def bounds(what, head_dim, causal, rows):
 
 
 def speed(what, head_dim):
-    panels, files = [], [path.name for path in RESULTS.glob("h200_peers_bf16*.csv")]
-    peers = peer_rows("bf16", what)[0]
+    peers, sources = peer_rows("bf16", what)
+    panels, files = [], [name for name, _ in sources]
     for causal, heading in (("0", "full"), ("1", "causal mask")):
         mine = lambda rows: [r for r in rows if r["head_dim"] == str(head_dim) and r["causal"] == causal and r["tflops"]]
         rows = [r for r in mine(bench_rows(what)) if r["dtype"] in ("bf16", "e4m3")]

@@ -112,7 +112,7 @@ def speed(links, chapter, what):
     steps = list(dict.fromkeys(r["step"] for r in data))
     dtype, head_dim = data[0]["dtype"], data[0]["head_dim"]
     data = [r for r in data if r["dtype"] == dtype and r["head_dim"] == head_dim]
-    peers, sources = peer_rows(dtype, what)
+    peers, sources = peer_rows(dtype, what, chapter)
     shown = [peer for peer in PEERS if any(same_shape(r, p) for r in data for p in peers if p["peer"] == peer)]
 
     titles = ["N"]
@@ -141,7 +141,7 @@ def shapes(links, chapter, what):
     name = f"h200_bench_{chapter}.csv"
     data, comments = read(name)
     dtype = data[0]["dtype"]
-    peers, sources = peer_rows(dtype, what)
+    peers, sources = peer_rows(dtype, what, chapter)
     data = [r for r in data if r["pass"] == what and r["dtype"] == dtype]
     lengths = sorted({int(r["seq"]) for r in data})
     rows = []
@@ -168,7 +168,7 @@ def ratios(links, step, what):
     data = [r for r in bench_rows(what) if r["step"] == step]
     if not data:
         raise TableError(f"no h200_bench_*.csv has rows of {step}, pass '{what}'")
-    peers, _ = peer_rows(data[0]["dtype"], what)
+    peers, _ = peer_rows(data[0]["dtype"], what, step)
     data = [r for r in data if r["dtype"] == data[0]["dtype"]]
     rows = []
     for peer in PEERS:
