@@ -181,7 +181,7 @@ class Attention {
   Scalar unit() const { return problem_.dtype == DType::fp64 ? Scalar(0x1p-53) : Scalar(0x1p-24); }
   Scalar most_drift2() const { return Scalar(kMostDrift / double(unit()) * kMostDrift / double(unit())); }
   Matrix<Scalar> stored_output(const Matrix<Scalar>& O) const {
-    const DType type = problem_.dtype == DType::e4m3 ? DType::bf16 : problem_.dtype;  // FP8 attention returns bf16
+    const DType type = output_dtype(problem_);
     return O.unaryExpr([type](Scalar x) { return type == DType::fp64 ? x : Scalar(rounded_to(type, double(x))); });
   }
 
@@ -192,6 +192,9 @@ class Attention {
   }
   Matrix<Scalar> store(const Matrix<Scalar>& X) const {
     return X.unaryExpr([this](Scalar x) { return store(x); });
+  }
+  Matrix<Scalar> store_output(const Matrix<Scalar>& O) const {
+    return stored_ == DType::e4m3 ? stored_output(O) : store(O);
   }
 
   Tile<Scalar> open_tile(int64_t query_head, std::vector<int> queries, std::vector<int> keys, bool with_noise) const;
@@ -371,7 +374,7 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
 
   find_row_maximum_and_sum(tile);
   compute_weights(tile);
-  const Matrix<Scalar> O = store(sum_of_terms(tile.weights, tile.V, keeps));
+  const Matrix<Scalar> O = store_output(sum_of_terms(tile.weights, tile.V, keeps));
   Matrix<Scalar> O_noise2 = Matrix<Scalar>::Zero(O.rows(), O.cols());
   if (tile.with_noise) {
     const Matrix<Scalar> noise2 = sum_noise2(tile.weights_noise2, tile.weights, int64_t(tile.keys.size()));

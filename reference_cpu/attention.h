@@ -44,7 +44,7 @@ struct Results {
 // Attention in the arithmetic of Scalar (float, double or long double), from inputs of the given values.
 //
 // `stored` makes it the same-precision baseline: P, O, dS and the gradients are rounded to that type where an unfused
-// implementation would store them. fp64 rounds nothing.
+// implementation would store them (for e4m3: O to bf16). fp64 rounds nothing.
 //
 // `threads` is how many threads work on it, 0 for one a core; the results are the same to the last bit.
 //

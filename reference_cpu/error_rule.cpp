@@ -1,12 +1,14 @@
 #include "reference_cpu/error_rule.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <sstream>
 #include <variant>
 
 #include "harness/error.h"
+#include "reference_cpu/dropout.h"
 #include "reference_cpu/round.h"
 
 namespace flash::reference {
@@ -52,19 +54,22 @@ DType lse_type(DType type) { return type == DType::fp64 ? DType::fp64 : DType::f
 }  // namespace
 
 template <class OracleScalar, class BaselineScalar>
-Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
-              DType type, const std::function<std::string(size_t)>& name_element, const Rule& rule) {
+Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
+              const std::vector<const Output<BaselineScalar>*>& baselines, DType type,
+              const std::function<std::string(size_t)>& name_element, const Rule& rule) {
   const auto name = [&](size_t i) { return name_element ? name_element(i) : "element " + std::to_string(i); };
   Verdict verdict;
   const std::vector<OracleScalar>& reference = oracle.values;
-  if (x.size() != reference.size() || baseline.values.size() != reference.size()) {
+  for (const Output<BaselineScalar>* baseline : baselines) {
+    if (x.size() == reference.size() && baseline->values.size() == reference.size()) continue;
     verdict.error = verdict.max_error = std::numeric_limits<double>::infinity();
     verdict.reason = "has " + std::to_string(x.size()) + " elements, the oracle has " +
-                     std::to_string(reference.size()) + " and the baseline " + std::to_string(baseline.values.size());
+                     std::to_string(reference.size()) + " and the baseline " + std::to_string(baseline->values.size());
     return verdict;
   }
 
-  Distance of_x, of_baseline;
+  Distance of_x;
+  std::vector<Distance> of_baselines(baselines.size());
   long double norm2 = 0;
   size_t wrong_kind = 0, first_wrong = 0;
   for (size_t i = 0; i < reference.size(); ++i) {
@@ -74,7 +79,15 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, 
     norm2 += (long double)ref * ref;
     if (std::isfinite(x[i])) of_x.add(x[i] - (long double)ref, i);
     // A baseline that overflows has no say: its error there is no licence to be wrong.
-    if (std::isfinite(baseline.values[i])) of_baseline.add(baseline.values[i] - (long double)ref, i);
+    for (size_t b = 0; b < baselines.size(); ++b) {
+      const BaselineScalar value = baselines[b]->values[i];
+      if (std::isfinite(value)) of_baselines[b].add(value - (long double)ref, i);
+    }
+  }
+  Distance of_baseline;
+  for (const Distance& distance : of_baselines) {
+    of_baseline.sum2 = std::max(of_baseline.sum2, distance.sum2);
+    of_baseline.max = std::max(of_baseline.max, distance.max);
   }
 
   const long double norm = norm2 > 0 ? std::sqrt(norm2) : 1;
@@ -107,6 +120,12 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, 
   return verdict;
 }
 
+template <class OracleScalar, class BaselineScalar>
+Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
+              DType type, const std::function<std::string(size_t)>& name_element, const Rule& rule) {
+  return judge(x, oracle, std::vector<const Output<BaselineScalar>*>{&baseline}, type, name_element, rule);
+}
+
 template Verdict judge(const std::vector<double>&, const Output<double>&, const Output<float>&, DType,
                        const std::function<std::string(size_t)>&, const Rule&);
 template Verdict judge(const std::vector<double>&, const Output<long double>&, const Output<double>&, DType,
@@ -119,12 +138,54 @@ namespace {
 template <class OracleScalar, class BaselineScalar>
 struct Pair {
   Results<OracleScalar> oracle;
-  Results<BaselineScalar> baseline;
+  std::vector<Results<BaselineScalar>> baselines;
 };
+
+// The rows of a tensor with random signs, times the Hadamard matrix over its root of D.
+std::vector<double> rotated(const std::vector<double>& tensor, int D, int seed) {
+  std::vector<double> x(tensor.size());
+  std::vector<double> sign(static_cast<size_t>(D));
+  for (size_t i = 0; i < sign.size(); ++i)
+    sign[i] =
+        (philox4x32_10({uint32_t(i), 0, 0, 0}, {uint32_t(seed), 0x62617365})[0] & 1 ? -1 : 1) / std::sqrt(double(D));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = tensor[i] * sign[i % sign.size()];
+  for (size_t row = 0; row < x.size(); row += sign.size())
+    for (size_t bit = 1; bit < sign.size(); bit *= 2)
+      for (size_t i = row; i < row + sign.size(); ++i) {
+        if ((i - row) & bit) continue;
+        const double sum = x[i] + x[i | bit];
+        x[i | bit] = x[i] - x[i | bit];
+        x[i] = sum;
+      }
+  return x;
+}
+
+// A tensor rounded to e4m3 and back, `largest` being what its largest number becomes. NaN and ∞ remain.
+std::vector<double> rounded_to_e4m3(const std::vector<double>& tensor, double largest) {
+  double most = 0;
+  for (const double x : tensor) most = std::isfinite(x) ? std::max(most, std::abs(x)) : most;
+  const double scale = most > 0 ? most / largest : 1;
+  std::vector<double> rounded(tensor.size());
+  std::transform(tensor.begin(), tensor.end(), rounded.begin(),
+                 [scale](double x) { return std::isfinite(x) ? rounded_to(DType::e4m3, x / scale) * scale : x; });
+  return rounded;
+}
 
 enum class Side { query, key };  // which of Q and K an output has the rows of
 
 }  // namespace
+
+Inputs rounded_to_e4m3(const Inputs& inputs, int D, int baseline) {
+  const int scales = kE4m3Baselines / 2;
+  const double largest = format_of(DType::e4m3).largest / std::exp2(double(baseline / 2) / scales);
+  const bool rotate = baseline % 2 == 1 && std::has_single_bit(unsigned(D));
+  Inputs rounded;
+  rounded.Q = rounded_to_e4m3(rotate ? rotated(inputs.Q, D, baseline) : inputs.Q, largest);
+  rounded.K = rounded_to_e4m3(rotate ? rotated(inputs.K, D, baseline) : inputs.K, largest);
+  rounded.V = rounded_to_e4m3(inputs.V, largest);
+  rounded.dO = inputs.dO;
+  return rounded;
+}
 
 struct Oracle::Answers {
   Problem problem;
@@ -167,7 +228,10 @@ struct Oracle::Answers {
     const auto name_element = [&](size_t i) { return place(name, side, width, i); };
     verdict = std::visit(
         [&](const auto& pair) {
-          return judge(selected(x, side, width), pick(pair.oracle), pick(pair.baseline), type, name_element, rule);
+          using BaselineOutput = std::remove_cvref_t<decltype(pick(pair.baselines.front()))>;
+          std::vector<const BaselineOutput*> baselines;
+          for (const auto& results : pair.baselines) baselines.push_back(&pick(results));
+          return judge(selected(x, side, width), pick(pair.oracle), baselines, type, name_element, rule);
         },
         results);
     if (!verdict.pass) verdict.reason = name + ": " + verdict.reason;
@@ -201,11 +265,18 @@ Oracle::Oracle(const Problem& problem, const Inputs& inputs, const Selection& se
   if (problem.dtype == DType::fp64) {
     answers_->results =
         Pair<long double, double>{attention<long double>(problem, inputs, selection, DType::fp64, threads),
-                                  attention<double>(problem, inputs, selection, DType::fp64, threads)};
-  } else {
-    answers_->results = Pair<double, float>{attention<double>(problem, inputs, selection, DType::fp64, threads),
-                                            attention<float>(problem, inputs, selection, problem.dtype, threads)};
+                                  {attention<double>(problem, inputs, selection, DType::fp64, threads)}};
+    return;
   }
+  Pair<double, float> pair{attention<double>(problem, inputs, selection, DType::fp64, threads), {}};
+  const auto add_baseline = [&](const Inputs& given) {
+    pair.baselines.push_back(attention<float>(problem, given, selection, problem.dtype, threads));
+  };
+  if (problem.dtype == DType::e4m3)
+    for (int i = 0; i < kE4m3Baselines; ++i) add_baseline(rounded_to_e4m3(inputs, problem.D, i));
+  else
+    add_baseline(inputs);
+  answers_->results = std::move(pair);
 }
 
 Oracle::~Oracle() = default;
@@ -213,7 +284,7 @@ Oracle::Oracle(Oracle&&) noexcept = default;
 
 std::vector<double> Oracle::O() const {
   return answers_->rounded(
-      answers_->problem.dtype, [](const auto& results) -> auto& { return results.O; });
+      output_dtype(answers_->problem), [](const auto& results) -> auto& { return results.O; });
 }
 
 std::vector<double> Oracle::LSE() const {
@@ -223,7 +294,7 @@ std::vector<double> Oracle::LSE() const {
 
 Verdict Oracle::judge_O(const std::vector<double>& x, const Rule& rule) const {
   return answers_->judge_output(
-      "O", x, Side::query, answers_->problem.D, answers_->problem.dtype, rule,
+      "O", x, Side::query, answers_->problem.D, output_dtype(answers_->problem), rule,
       [](const auto& results) -> auto& { return results.O; });
 }
 

@@ -48,9 +48,23 @@ extern template Verdict judge(const std::vector<double>&, const Output<double>&,
 extern template Verdict judge(const std::vector<double>&, const Output<long double>&, const Output<double>&, DType,
                               const std::function<std::string(size_t)>&, const Rule&);
 
+// The same with several baselines; of each kind of error the largest of them counts.
+template <class OracleScalar, class BaselineScalar>
+Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
+              const std::vector<const Output<BaselineScalar>*>& baselines, DType type,
+              const std::function<std::string(size_t)>& name_element = {}, const Rule& rule = {});
+
+// Baselines of e4m3: unfused attention on Q, K and V that have been rounded to e4m3 with one scale each, the largest
+// number becoming 448 or a little less. With so few bits a few numbers may happen to suit a scale, or a score its
+// columns: a large number of Q meets a small one of K. A score that comes out exact by chance would allow no error at
+// all. So there are sixteen: eight scales, 2^(1/8) apart, and each with Q and K in their own columns and rotated at
+// random, which leaves all scores as they are. Even ones are not rotated, nor any where D is no power of two.
+constexpr int kE4m3Baselines = 16;
+Inputs rounded_to_e4m3(const Inputs& inputs, int D, int baseline);
+
 // The oracle's and the baseline's answer to a problem, computed once and compared with any number of steps. The oracle
 // works in double and the baseline in float with the problem's dtype as storage; for fp64 they are long double and
-// double.
+// double. For e4m3 there are kE4m3Baselines.
 class Oracle {
  public:
   // `threads`: 0 for one a core; the answers are the same to the last bit.
@@ -58,8 +72,8 @@ class Oracle {
   ~Oracle();
   Oracle(Oracle&&) noexcept;
 
-  // O and LSE as a backward pass gets them: the oracle's, rounded to the problem's dtype (LSE to fp32, or fp64 where
-  // that is the dtype). Needs everything selected.
+  // O and LSE as a backward pass gets them: the oracle's, rounded to the problem's output_dtype (LSE to fp32, or fp64
+  // where that is the dtype). Needs everything selected.
   std::vector<double> O() const;
   std::vector<double> LSE() const;
 

@@ -181,6 +181,46 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   expect_refused("run 02", {"--q"});
 }
 
+TEST_CASE("e4m3: what it is quantised from and how, in every command that takes a dtype") {
+  const std::string shape = "check 08/fp8 --device cpu --no-observe --seq 40 --seq-k 50 --head-dim 64 --format csv ";
+  const std::string tiles = flashsteps(shape).out;
+  CHECK(contains(tiles, "e4m3"));
+  for (const char* option : {"--from fp32", "--tensor-scales", "--no-rotation", "--from bf16 --no-rotation --seed 3"}) {
+    const Ran ran = flashsteps(shape + option);
+    CHECK(ran.code == 0);
+    // Scales are powers of two: for normal numbers it does not matter whose they are. The rest changes the errors.
+    CHECK((ran.out == tiles) == (std::string(option) == "--tensor-scales"));
+    CHECK(flashsteps(shape + "--dtype e4m3 " + option).out == ran.out);
+  }
+  expect_refused("check 08/fp8 --device cpu --seq 9 --head-dim 64 --from fp16", {"--from", "bf16 or fp32"});
+  expect_refused("check 08/fp8 --device cpu --seq 9 --head-dim 64 --from e5m2", {"e5m2", "bf16"});
+  expect_refused("check 02 --device cpu --seq 9 --no-rotation", {"02_naive_gpu", "e4m3", "fp32"});
+  expect_refused("check 02 --device cpu --seq 9 --dtype fp32 --tensor-scales", {"--tensor-scales", "e4m3"});
+  expect_refused("check 08/fp8 --device cpu --seq 9 --dtype bf16", {"08_hopper_async/fp8", "supported: e4m3"});
+  CHECK(contains(flashsteps("list 08/fp8 --format json").out, "e4m3"));
+}
+
+TEST_CASE("accuracy: a row a way, rotation pays with outliers") {
+  const Ran ran = flashsteps("accuracy --device cpu --heads 1 --seq 96 --head-dim 128 --format json");
+  REQUIRE(ran.code == 0);
+  const auto rows = nlohmann::json::parse(ran.out);
+  REQUIRE(rows.size() == 6);
+  std::map<std::string, double> rmse;
+  for (const auto& row : rows) rmse[row["how"]] = row["rmse"];
+  CHECK(rmse.at("fused") < 2 * rmse.at("unfused"));
+  CHECK(rmse.at("unfused") < 1e-3);
+  CHECK(rmse.at("tile scales and rotation") < 0.9 * rmse.at("tensor scales"));
+  CHECK(rmse.at("tile scales and rotation") < 0.9 * rmse.at("without rotation"));
+  CHECK(rmse.at("tile scales and rotation") > 10 * rmse.at("fused"));  // eight bits are eight bits
+  const Ran table =
+      flashsteps("accuracy --device cpu --heads 1 --seq 40 --seq-k 30 --head-dim 64 --causal --sample 10");
+  CHECK(table.code == 0);
+  CHECK(contains(table.out, "without tile scales"));
+  expect_refused("accuracy --device cpu --seq 0", {"accuracy", "queries"});
+  expect_refused("accuracy --device cpu --seq 9 --head-dim 32", {"head dim 32", "64, 128"});
+  expect_refused("accuracy --sample 0", {"--sample"});
+}
+
 TEST_CASE("without a GPU, what needs one says so and offers the CPU") {
   const Ran ran = flashsteps("check 02 --device gpu --seq 9");
   if (ran.code == 0) return;  // there is one here

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "harness/error.h"
 #include "random_inputs.h"
@@ -299,6 +300,51 @@ TEST_CASE("a small error everywhere fails too") {
   CHECK(!verdict.pass);
   CHECK(verdict.error > verdict.allowed);
   CHECK(verdict.max_error <= verdict.max_allowed);  // it takes the norm to see it
+}
+
+TEST_CASE("e4m3: one lucky baseline is not the measure") {
+  // One query and one key of equal numbers. With the first scale they are 448, exactly; with the others they are not.
+  Problem problem;
+  problem.D = 64, problem.scale = default_scale(64), problem.dtype = DType::e4m3;
+  Inputs inputs;
+  inputs.Q.assign(64, 1.5), inputs.K.assign(64, 0.75), inputs.V.assign(64, 1.0);
+  CHECK(std::fabs(rounded_to_e4m3(inputs, 64, 0).Q[0] - 1.5) < 1e-15);
+  for (int i = 2; i < kE4m3Baselines; i += 2) {
+    const double rounded = rounded_to_e4m3(inputs, 64, i).Q[5];
+    CHECK(std::fabs(rounded - 1.5) <= 1.5 / 16);
+    CHECK(std::fabs(rounded - 1.5) > 1e-6);
+  }
+  const Oracle oracle(problem, inputs);
+  const Verdict verdict = oracle.judge_LSE(oracle.LSE());
+  CHECK(verdict.pass);
+  CHECK(verdict.max_allowed > 0.1);  // the score is 9, two roundings of up to 1/16 of it and twice that
+  CHECK(verdict.max_allowed < 2 * 9 * (17.0 / 16 * 17 / 16 - 1));
+  CHECK(!oracle.judge_LSE({9.0 * 17 / 16 * 17 / 16 * 17 / 16}).pass);
+
+  // Odd ones are rotated: rows keep their lengths and their dot products, to what rounding leaves of them.
+  const Inputs normal = inputs_for(problem, 5), turned = rounded_to_e4m3(normal, 64, 3);
+  const auto dot = [](const std::vector<double>& a, const std::vector<double>& b) {
+    return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+  };
+  CHECK(dot(turned.Q, turned.Q) == doctest::Approx(dot(normal.Q, normal.Q)).epsilon(0.03));
+  CHECK(std::fabs(dot(turned.Q, turned.K) - dot(normal.Q, normal.K)) < 0.03 * 64);
+  CHECK(std::fabs(turned.Q[0] - normal.Q[0]) > 0.1 * std::fabs(normal.Q[0]));
+  CHECK(std::fabs(turned.V[0] - normal.V[0]) <= std::fabs(normal.V[0]) / 16);
+  Inputs outlier = normal;
+  outlier.Q[7] = 1000;
+  double largest = 0;
+  for (const double x : rounded_to_e4m3(outlier, 64, 3).Q) largest = std::max(largest, std::fabs(x));
+  CHECK(largest < 150);  // 1000 / 8, and the rest
+
+  Inputs odd;
+  odd.Q = {NAN, INFINITY, -448, 1, 0}, odd.K = {0, 0, 0}, odd.V = {1e-300};
+  const Inputs rounded = rounded_to_e4m3(odd, 5, 1);
+  CHECK(std::isnan(rounded.Q[0]));
+  CHECK(rounded.Q[1] == INFINITY);
+  CHECK(rounded.Q[2] == doctest::Approx(-448));
+  CHECK(rounded.Q[3] == doctest::Approx(1));
+  CHECK(rounded.K == odd.K);
+  CHECK(rounded.V[0] == doctest::Approx(1e-300));
 }
 
 TEST_CASE("an unrelated array fails in every precision") {

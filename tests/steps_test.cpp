@@ -194,7 +194,10 @@ TEST_CASE("one key with a score of -524288: O = V, not 0") {
     t = run_step(cpu_device(), *target_for(step, DeviceKind::cpu, false), step, pass, p, t).tensors;
     INFO(step.id);
     CHECK(t.O == std::vector<double>(128, 1.0));
-    CHECK(t.LSE == std::vector<double>{-524288.0});
+    // e4m3 rounds each factor of the rotated dot product by up to 1/16 of it (Cauchy and Schwarz do the rest).
+    const double allowed = p.dtype == DType::e4m3 ? 524288.0 * (17.0 / 16 * 17 / 16 - 1) : 0;
+    REQUIRE(t.LSE.size() == 1);
+    CHECK(std::fabs(t.LSE[0] + 524288.0) <= allowed);
   });
 }
 
@@ -212,7 +215,7 @@ TEST_CASE("a single token: O = V, dQ = dK = 0, dV = dO") {
       });
       HostTensors t = inputs;
       for (auto* x : {&t.Q, &t.K, &t.V})
-        for (double& v : *x) v = round_to(p.dtype, v);
+        for (double& v : *x) v = round_to(input_dtype(p), v);
       expect_right_on(step, pass, p, t);
     }
   });
@@ -228,7 +231,7 @@ TEST_CASE("scores that differ widely between neighbours, and rows of every width
       for (double& v : t.Q) v = 1;
       for (size_t i = 0; i < t.K.size(); i++)  // key j scores about −(j · 37 mod 101), up or down by 100 from the last
         t.K[i] = -double(i / size_t(D) * 37 % 101) / (D * p.scale);
-      for (double& v : t.K) v = round_to(p.dtype, v);
+      for (double& v : t.K) v = round_to(input_dtype(p), v);
       expect_right_on(step, pass, p, t);
     }
   });

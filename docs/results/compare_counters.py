@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 
+CASE = "== case: "  # in the file of --keep
 SHAPES = ["--heads 2 --seq 512 --head-dim 64", "--heads 2 --seq 300 --seq-k 420 --head-dim 64 --causal"]
 SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
 REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum"
@@ -26,7 +27,7 @@ COPIES_IN = ["l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts_cache_access.sum", 
 COPIES_OUT = ["l1tex__m_l1tex2xbar_write_sectors_mem_global_op_tma_st.sum", "l1tex__m_l1tex2xbar_write_sectors_mem_global_op_tma_red.sum"]
 PRODUCTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_gmma.sum"  # of wgmma, which the executor does not count
 OPCODES = "sass__inst_executed_per_opcode"  # its instances: "(LDS: 18,432; FFMA: 12,912; ...)"
-METRICS = [OPCODES, SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
+METRICS = [OPCODES, REQUESTS.format("red"), SECTORS.format("ld"), SECTORS.format("st"), SECTORS.format("red"), REQUESTS.format("ld"), REQUESTS.format("st"),
            WAVEFRONTS, CONFLICTS, PRODUCTS] + COPIES_IN + COPIES_OUT
 
 
@@ -41,14 +42,14 @@ def number(text):
     return float(text.replace(",", "") or 0)
 
 
-def gpu_counters(flashsteps, step, shape, keep):
-    """By kernel name, of its last launch."""
+def run_under_ncu(flashsteps, step, shape):
     # With all rows compared, a backward pass gets O and LSE from the oracle: no other kernel runs before it.
-    text = run(f"ncu --clock-control none --csv --page raw --print-metric-instances details --metrics {','.join(METRICS)} "
+    return run(f"ncu --clock-control none --csv --page raw --print-metric-instances details --metrics {','.join(METRICS)} "
                f"{flashsteps} check {step} {shape} --device gpu")
-    if keep:
-        with open(keep, "a", encoding="utf-8") as file:
-            file.write(f"{step} {shape}\n{text}")
+
+
+def gpu_counters(text):
+    """By kernel name, of its last launch."""
     rows = list(csv.reader(line for line in io.StringIO(text) if line.startswith('"')))
     titles, kernels = rows[0], {}
     for row in rows[2:]:  # the row between has the units
@@ -57,15 +58,20 @@ def gpu_counters(flashsteps, step, shape, keep):
         name = re.split(r"[<(]", name)[0]
         executed = {opcode: number(count) for opcode, count in re.findall(r"(\w+): ([\d,]+)", of[OPCODES])}
         kernels[name] = {
-            "global load sectors": sum(number(of[name]) for name in [SECTORS.format("ld")] + COPIES_IN),
-            "global store sectors": sum(number(of[name]) for name in [SECTORS.format("st"), SECTORS.format("red")] + COPIES_OUT),
-            "global requests": number(of[REQUESTS.format("ld")]) + number(of[REQUESTS.format("st")]),
+            "global load sectors": sum(number(of[metric]) for metric in [SECTORS.format("ld")] + COPIES_IN),
+            "global store sectors": sum(number(of[metric]) for metric in [SECTORS.format("st"), SECTORS.format("red")] + COPIES_OUT),
+            "global requests": sum(number(of.get(REQUESTS.format(kind), "")) for kind in ("ld", "st", "red")),
             "shared wavefronts": number(of[WAVEFRONTS]) - number(of[PRODUCTS]),
             "bank conflicts": number(of[CONFLICTS]),
             "shuffles": executed.get("SHFL", 0),
             "barriers": executed.get("BAR", 0),
         }
     return kernels
+
+
+def selects(prefix, step):
+    """As on the command line: "08" and "08/ping" name 08_hopper_async/pingpong."""
+    return all(part.startswith(begin) for part, begin in zip(step.split("/"), prefix.split("/")))
 
 
 def cpu_counters(flashsteps, step, shape):
@@ -76,12 +82,26 @@ def cpu_counters(flashsteps, step, shape):
             "global load sectors": loads,
             "global store sectors": stores,
             "global requests": row["global_requests"],
-            "shared wavefronts": row["shared_wavefronts"] + row["shuffles"],
+            # The GPU's counter leaves out what cp.async writes: 16 bytes a thread, 128 a wavefront.
+            "shared wavefronts": row["shared_wavefronts"] - row["async_copies"] / 8 + row["shuffles"],
             "bank conflicts": row["shared_wavefronts"] - row["shared_ideal_wavefronts"],
             "shuffles": row["shuffles"],
             "barriers": row["barrier_warps"],  # instructions: once for each warp that comes
         }
     return kernels
+
+
+def keep(options, case, text):
+    if options.keep:
+        with open(options.keep, "a", encoding="utf-8") as file:
+            file.write(f"{CASE}{case}\n{text}")
+
+
+def read_kept(path):
+    """What ncu said, by step and shape; under "" the first line of the result."""
+    with open(path, encoding="utf-8") as file:
+        parts = file.read().split(CASE)[1:]
+    return dict(part.split("\n", 1) for part in parts)
 
 
 def main():
@@ -90,16 +110,28 @@ def main():
     parser.add_argument("steps", nargs="*")
     parser.add_argument("--flashsteps", default="build/flashsteps")
     parser.add_argument("--keep", help="append what ncu says to this file")
+    parser.add_argument("--kept", help="take what ncu said from this file; needs no GPU")
     options = parser.parse_intermixed_args()
     listed = json.loads(run(f"{options.flashsteps} list --format json"))
-    gpu = run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader").strip().replace(",", ", driver", 1)
+    if options.kept:
+        kept = read_kept(options.kept)
+    else:
+        gpu = run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader").strip().replace(",", ", driver", 1)
+        kept = {"": f"# date {datetime.date.today()}; GPU {gpu}; command: docs/results/compare_counters.py {options.out}\n"}
+        keep(options, "", kept[""])
     lines = []
     for step in listed:
-        wanted = not options.steps or any(step["id"].startswith(prefix) for prefix in options.steps)
+        wanted = not options.steps or any(selects(prefix, step["id"]) for prefix in options.steps)
         if not wanted or "gpu" not in step["devices"]:
             continue
         for shape in SHAPES:
-            there, here = gpu_counters(options.flashsteps, step["id"], shape, options.keep), cpu_counters(options.flashsteps, step["id"], shape)
+            case = f"{step['id']} {shape}"
+            if options.kept and case not in kept:
+                continue
+            if not options.kept:
+                kept[case] = run_under_ncu(options.flashsteps, step["id"], shape)
+                keep(options, case, kept[case])
+            there, here = gpu_counters(kept[case]), cpu_counters(options.flashsteps, step["id"], shape)
             for kernel, counters in here.items():
                 for name, counted in counters.items():
                     measured = there.get(kernel, {}).get(name)
@@ -109,7 +141,7 @@ def main():
                         lines.append([step["id"], shape.replace("--", ""), kernel, name, f"{counted:.0f}",
                                       "" if measured is None else f"{measured:.0f}", ratio])
     with open(options.out, "w", newline="", encoding="utf-8") as file:
-        file.write(f"# date {datetime.date.today()}; GPU {gpu}; command: docs/results/compare_counters.py {options.out}\n")
+        file.write(kept.get("", ""))
         writer = csv.writer(file)
         writer.writerow(["step", "shape", "kernel", "counter", "executor", "gpu", "ratio"])
         writer.writerows(lines)

@@ -15,6 +15,9 @@ the page of the papers' claims, in claims.py:
     counters CHAPTER     h200_ncu_CHAPTER.csv: a row a kernel
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
     shapes CHAPTER PASS  h200_bench_CHAPTER.csv: a row a step and PyTorch kernel, for each head dim and mask; TFLOP/s by length
+    quantising           h200_quantise_08_fp8.csv: µs by length
+    accuracy             h200_accuracy_08_fp8.csv: the errors of flashsteps accuracy, and the paper's
+    ratios STEP PASS     all h200_bench_*.csv: a step against PyTorch's kernels, geometric mean, least and most for each head dim
     ladder PASS [LAST [short]]   all h200_bench_*.csv: a row a step, N 1k, 2k, 4k; up to chapter LAST; sources in one line
     paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet
     counters_compared    h200_counters.csv: where the executor's counters and the GPU's agree, and where not

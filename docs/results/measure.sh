@@ -6,8 +6,8 @@ here=$(dirname "$0")
 folder=$1
 flashsteps=${2:-build/flashsteps}
 parts=("${@:3}")
-[ ${#parts[@]} -gt 0 ] || parts=(07_warp_partitioning 08_hopper_async sustained_08 ablation_08 peers_bf16 peers_bf16_backward 07_backward
-                                 08_backward 07_backward_deterministic 08_backward_deterministic)
+[ ${#parts[@]} -gt 0 ] || parts=(07_warp_partitioning 08_hopper_async sustained_08 ablation_08 peers_bf16 peers_bf16_backward 07_backward 08_backward
+                                  07_backward_deterministic 08_backward_deterministic 08_fp8 accuracy_08_fp8)
 mkdir -p "$folder"
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1 | sed 's/, /, driver /')
 
@@ -37,9 +37,9 @@ for part in "${parts[@]}"; do
     for d in 64 128; do each_mask 07/backward --dtype bf16 --head-dim $d; done ;;
   07_backward_deterministic) begin $part "07/backward --dtype bf16 --head-dim D [--causal] --deterministic"
     for d in 64 128; do each_mask 07/backward --dtype bf16 --head-dim $d --deterministic; done ;;
-  08_hopper_async) begin $part "08/overlapped --dtype bf16 --head-dim D [--causal]; the rows after it STEP --seq N"
-    for d in 64 128 256; do each_mask 08/overlapped --dtype bf16 --head-dim $d; done
-    for n in 1024 2048 4096; do rows 08/tma 08/warp 08/pingpong --dtype bf16 --head-dim 64 --seq $n; done ;;
+  08_hopper_async) begin $part "STEP --dtype bf16 --head-dim 64 --seq N; 08/overlapped --dtype bf16 --head-dim D [--causal]"
+    for step in 08/tma 08/warp 08/pingpong; do for n in 1024 2048 4096; do rows $step --dtype bf16 --head-dim 64 --seq $n; done; done
+    for d in 64 128 256; do each_mask 08/overlapped --dtype bf16 --head-dim $d; done ;;
   sustained_08) begin $part "08/overlapped --dtype bf16 --head-dim D [--causal] --seq N --launches 40"
     for d in 64 128 256; do for n in 8192 16384; do each_mask 08/overlapped --dtype bf16 --head-dim $d --seq $n --launches 40; done; done ;;
   ablation_08) begin $part "08 --pass forward --batch 4 --heads 16 --seq 8448 --head-dim 128 --dtype bf16|fp16"
@@ -50,6 +50,12 @@ for part in "${parts[@]}"; do
     for d in 64 128; do each_mask 08/backward --dtype bf16 --head-dim $d; done ;;
   08_backward_deterministic) begin $part "08/backward --dtype bf16 --head-dim D [--causal] --deterministic"
     for d in 64 128; do each_mask 08/backward --dtype bf16 --head-dim $d --deterministic; done ;;
+  08_fp8) begin $part "08/fp8 --head-dim D [--causal]"
+    for d in 64 128 256; do each_mask 08/fp8 --head-dim $d; done ;;
+  accuracy_08_fp8)
+    file=$folder/h200_$part.csv
+    echo "# date $(date +%F); GPU $gpu; command: docs/results/measure.sh FOLDER $flashsteps $part, which runs flashsteps accuracy" > "$file"
+    "$flashsteps" accuracy --format csv >> "$file" ;;
   peers_bf16) python3 "$here/time_peers.py" forward "$folder/h200_peers_bf16.csv" --sustained ;;
   peers_bf16_backward) python3 "$here/time_peers.py" backward "$folder/h200_peers_bf16_backward.csv" --head-dims 64 128 ;;
   *) echo "measure.sh: no part '$part'; there are ${parts[*]}" >&2; exit 2 ;;

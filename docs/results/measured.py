@@ -36,16 +36,21 @@ DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 PEERS = {"math": "PyTorch, unfused", "efficient": "PyTorch, memory-efficient", "flash2": "PyTorch, FlashAttention-2", "cudnn": "PyTorch, cuDNN"}
 
 
-def peer_rows(dtype, what):
-    """PyTorch's attention in this precision and pass, from whichever h200_peers_*.csv has it, and those files' comments."""
-    rows, sources = [], []
+def peer_rows(dtype, what, chapter=""):
+    """PyTorch's attention in this precision and pass, from whichever h200_peers_*.csv has it, and those files' comments. A
+    chapter whose bench had peers beside it of its own (…_07.csv) gets these, all others the rest."""
+    own, rest = ([], []), ([], [])
     for path in sorted(RESULTS.glob("h200_peers_*.csv")):
+        of = re.search(r"_(\d\d)$", path.stem)
+        rows, sources = own if of and of[1] == chapter[:2] else rest
+        if of and of[1] != chapter[:2]:
+            continue
         data, comments = read(path.name)
         mine = [r for r in data if DTYPES.get(r["dtype"], r["dtype"]) == dtype and r["peer"] in PEERS and r["what"] == what]
         if mine:
             rows += mine
             sources.append((path.name, comments))
-    return rows, sources
+    return own if own[0] else rest
 
 
 def same_shape(a, b):

@@ -1,8 +1,9 @@
 """The tables of the pages, as functions of their arguments; make_tables.py says which there are."""
 import re
 import textwrap
+from statistics import geometric_mean
 
-from measured import PEERS, RESULTS, TableError, gpu_and_date, peer_rows, rates, read, same_shape
+from measured import PEERS, RESULTS, TableError, bench_rows, gpu_and_date, peer_rows, rates, read, same_shape
 
 WIDTH = 160  # of a note's lines
 TABLES = {}
@@ -111,7 +112,7 @@ def speed(links, chapter, what):
     steps = list(dict.fromkeys(r["step"] for r in data))
     dtype, head_dim = data[0]["dtype"], data[0]["head_dim"]
     data = [r for r in data if r["dtype"] == dtype and r["head_dim"] == head_dim]
-    peers, sources = peer_rows(dtype, what)
+    peers, sources = peer_rows(dtype, what, chapter)
     shown = [peer for peer in PEERS if any(same_shape(r, p) for r in data for p in peers if p["peer"] == peer)]
 
     titles = ["N"]
@@ -140,7 +141,7 @@ def shapes(links, chapter, what):
     name = f"h200_bench_{chapter}.csv"
     data, comments = read(name)
     dtype = data[0]["dtype"]
-    peers, sources = peer_rows(dtype, what)
+    peers, sources = peer_rows(dtype, what, chapter)
     data = [r for r in data if r["pass"] == what and r["dtype"] == dtype]
     lengths = sorted({int(r["seq"]) for r in data})
     rows = []
@@ -161,6 +162,52 @@ def shapes(links, chapter, what):
 
 
 @table
+def ratios(links, step, what):
+    """How many times as fast as PyTorch's kernels a step is, over the lengths and masks that both were measured at: the
+    geometric mean for each head dim, the least and the most."""
+    data = [r for r in bench_rows(what) if r["step"] == step]
+    if not data:
+        raise TableError(f"no h200_bench_*.csv has rows of {step}, pass '{what}'")
+    peers, _ = peer_rows(data[0]["dtype"], what, step)
+    data = [r for r in data if r["dtype"] == data[0]["dtype"]]
+    rows = []
+    for peer in PEERS:
+        for head_dim in sorted({int(r["head_dim"]) for r in data}):
+            pairs = [float(r["tflops"]) / float(p["tflops"]) for r in data for p in peers
+                     if p["peer"] == peer and int(r["head_dim"]) == head_dim and same_shape(r, p)]
+            if pairs:
+                rows.append([PEERS[peer], str(head_dim), f"{geometric_mean(pairs):.2f}", f"{min(pairs):.2f}", f"{max(pairs):.2f}"])
+    return markdown([f"`{step.split('/')[1]}` against", "D", "geometric mean", "least", "most"], rows, [], links)
+
+
+@table
+def quantising(links):
+    """Quantising Q, K and V, with and without the rotation, against the time of a copy of as many bytes."""
+    name = "h200_quantise_08_fp8.csv"
+    data, comments = read(name)
+    lengths = sorted({int(r["seq"]) for r in data})
+    rows = []
+    for head_dim in sorted({int(r["head_dim"]) for r in data}):
+        for rotation, title in (("1", "rotated"), ("0", "not rotated")):
+            us = {int(r["seq"]): float(r["ms"]) * 1e3 for r in data if int(r["head_dim"]) == head_dim and r["rotation"] == rotation}
+            rows.append([f"D {head_dim}, {title}"] + [number(us[n]) for n in lengths])
+    return markdown(["µs"] + [f"N {n:,}" for n in lengths], rows, [(name, comments)], links)
+
+
+@table
+def accuracy(links):
+    """The root mean square errors of `flashsteps accuracy`, a column a head dim, and the paper's."""
+    name = "h200_accuracy_08_fp8.csv"
+    data, comments = read(name)
+    heads = list(dict.fromkeys(r["head_dim"] for r in data))
+    rows = []
+    for dtype, how in dict.fromkeys((r["dtype"], r["how"]) for r in data):
+        rmse = {r["head_dim"]: float(r["rmse"]) for r in data if (r["dtype"], r["how"]) == (dtype, how)}
+        rows.append([f"{dtype}, {how}"] + [f"{rmse[h]:.1e}".replace("e-0", "e-") if h in rmse else "–" for h in heads])
+    return markdown(["root mean square error"] + [h if h == "paper" else f"D {h}" for h in heads], rows, [(name, comments)], links)
+
+
+@table
 def ladder(links, what, last="99", notes="full"):
     """TFLOP/s of every step, full attention, head dim 64."""
     lengths, rows, sources, base = (1024, 2048, 4096), [], [], {}
@@ -170,6 +217,9 @@ def ladder(links, what, last="99", notes="full"):
             continue
         data, comments = read(path.name)
         data = [r for r in data if r["pass"] == what and r["causal"] == "0" and r["head_dim"] == "64" and r["dtype"] == data[0]["dtype"]]
+        if path.stem.endswith("_deterministic"):  # has steps beside it, too, which are in the table already
+            mark = " (deterministic)"
+            data = [r for r in data if r["step"].endswith(mark)] or [r | {"step": r["step"] + mark} for r in data]
         for step, dtype in dict.fromkeys((r["step"], r["dtype"]) for r in data):
             by_length = {int(r["seq"]): r for r in data if (r["step"], r["dtype"]) == (step, dtype)}
             base = base or by_length

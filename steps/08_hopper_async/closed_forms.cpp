@@ -1,5 +1,7 @@
 // What docs/08_hopper_async.md counts: bytes of global memory that each kernel asks for. TMA counts what lies inside
 // the tensor.
+#include <algorithm>
+
 #include "harness/closed_forms.h"
 
 namespace {
@@ -36,6 +38,41 @@ std::vector<KernelBytes> overlapped(const Problem& p) {
   return kernels;
 }
 
+// Quantising reads everything once and writes it in bytes, with a scale for Bc rows of Q, K and V, and clears and
+// raises each head's largest scale of V; V has its keys rounded up to 16. The attention asks for boxes of V of 128
+// keys, also where tiles have 96; the scales of a tile of Q and of its first keys; and each thread for those of K and
+// V, a tile ahead.
+std::vector<KernelBytes> fp8(const Problem& p) {
+  const bool four = p.D == 64 && (p.causal || p.Nk <= 2048), wide = p.D == 64 && !four;
+  const bool two = p.D == 256 || (p.D == 128 && p.Nk < (p.causal ? 2048 : 1024));
+  const int Br = four ? 256 : two ? 128 : 192, Bc = four ? 64 : two || wide ? 128 : 96, box = four ? 64 : 128;
+  const int q_scales = (Br + Bc - 1) / Bc + (Br % Bc ? 1 : 0);
+  const double q_heads = double(p.query_heads()), kv_heads = double(p.kv_heads());
+  const double q = double(p.q_elements()), kv = double(p.kv_elements()), from = double(bytes_of(input_dtype(p)));
+  const int pitch = (p.Nk + 15) / 16 * 16;
+  const auto tiles_of = [Bc](double rows) { return int(rows + Bc - 1) / Bc; };
+  double tiles = 0, read = 0;
+  for (int query0 = 0; query0 < p.Nq; query0 += Br) {
+    const int end = std::min(query0 + Br, p.Nq), key_tiles = tiles_of(keys_seen_by(p, end - 1));
+    tiles++;
+    if (key_tiles == 0) continue;
+    read += (end - query0) * p.D + 4 * q_scales + 4 + 8;
+    for (int key0 = 0; key0 < key_tiles * Bc; key0 += Bc)
+      read += (std::min(Bc, p.Nk - key0) + std::min(box, pitch - key0)) * p.D;
+    for (int row = query0 + 63; row < query0 + Br; row += 64) {  // the last of a warpgroup, which may be past the end
+      const int own = std::min(key_tiles, tiles_of(keys_seen_by(p, row)));
+      read += 128 * 8 * (own + (own > 0 && own < key_tiles ? 1 : 0));
+    }
+  }
+  std::vector<KernelBytes> kernels = {
+      {"quantise_rows", from * (q + kv),
+       q + kv + 4 * (q_heads * tiles_of(p.Nq) + kv_heads * tiles_of(p.Nk)) + 4 * kv_heads},
+      {"quantise_columns", from * kv, kv_heads * (p.D * pitch + 8 * tiles_of(p.Nk))},
+      {"fp8", q_heads * read, q_heads * p.Nq * (2 * p.D + 4) + (p.causal ? 4 * q_heads * tiles : 0)}};
+  if (p.causal) kernels.push_back({"start_counting", 0, 4});
+  return kernels;
+}
+
 // A block keeps 128 keys: K and V once, and for each query head of the group the tiles that see one of them: Q, dO, and
 // LSE and D for whole tiles. Each tile of dQ goes to the sum in fp32.
 std::vector<KernelBytes> backward(const Problem& p) {
@@ -61,6 +98,7 @@ const ClosedFormRegistration forms[] = {{__FILE__, kTmaWgmma, Pass::forward, in_
                                         {__FILE__, kWarpSpecialized, Pass::forward, in_turn<kWarpSpecialized>},
                                         {__FILE__, kPingpong, Pass::forward, in_turn<kPingpong>},
                                         {__FILE__, "overlapped", Pass::forward, overlapped},
+                                        {__FILE__, "fp8", Pass::forward, fp8},
                                         {__FILE__, "backward", Pass::backward, backward}};
 
 }  // namespace

@@ -191,8 +191,9 @@ class Call {
 
   // The caller's arrays in the order of flashsteps_tensors, then `saved` and `workspace`.
   std::vector<Array> arrays_of(const flashsteps_tensors& t) const {
-    const size_t element = bytes_of(problem_.dtype), q = problem_.q_elements() * element;
-    const size_t kv = problem_.kv_elements() * element;
+    const size_t q = problem_.q_elements() * bytes_of(input_dtype(problem_));
+    const size_t o = problem_.q_elements() * bytes_of(output_dtype(problem_));
+    const size_t kv = problem_.kv_elements() * bytes_of(input_dtype(problem_));
     const size_t lse = problem_.query_rows() * (problem_.dtype == DType::fp64 ? 8 : 4);
     const bool forward = pass_ == Pass::forward;
     const Use result = forward ? Use::output : Use::input;
@@ -200,7 +201,7 @@ class Call {
     std::vector<Array> arrays = {{"q", input(t.q), q, Use::input},
                                  {"k", input(t.k), kv, Use::input},
                                  {"v", input(t.v), kv, Use::input},
-                                 {"o", t.o, q, result},
+                                 {"o", t.o, o, result},
                                  {"lse", t.lse, lse, result}};
     if (!forward) {
       arrays.push_back({"d_o", input(t.d_o), q, Use::input});
@@ -223,6 +224,7 @@ class Call {
     if (pass_ == Pass::backward) t.dO = at[5], t.dQ = at[6], t.dK = at[7], t.dV = at[8];
     saved_.place(at[at.size() - 2], t);
     workspace_.place(at.back(), t);
+    if (pass_ == Pass::forward && build_->quantise) build_->quantise(problem_, t, stream);
     (pass_ == Pass::forward ? build_->forward : build_->backward)(problem_, t, stream);
   }
 

@@ -12,7 +12,8 @@
  * With `causal`, query i sees the keys j <= i + (seq_k - seq_q). A query that sees no key has O = 0, LSE = -infinity
  * and no gradient. Sizes may be 0.
  *
- * Tensors are row-major and contiguous, of the problem's dtype:
+ * Tensors are row-major and contiguous, of the problem's dtype (for e4m3, whose products alone are in eight bits, q, k,
+ * v and o are bf16):
  *
  *     q, o, d_o, dq    [batch, heads, seq_q, head_dim]
  *     k, v, dk, dv     [batch, kv_heads, seq_k, head_dim]

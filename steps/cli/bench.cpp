@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -24,7 +25,6 @@ namespace {
 
 constexpr int kTokens = 16384, kHidden = 2048;
 constexpr int kWarmUp = 3;             // launches
-constexpr double kMsEach = 100;        // to be timed for each problem
 constexpr double kCacheBytes = 256e6;  // several times any GPU's L2: what the rotated inputs fill together
 
 struct BenchOptions {
@@ -33,7 +33,7 @@ struct BenchOptions {
   PassOption pass;
   FormatOption format;
   double idle = 0.2;  // seconds
-  int launches = 0;   // 0: as many as take 0.1 s, 9 to 50
+  int launches = 11;
   std::string csv, plot;
 };
 
@@ -44,9 +44,15 @@ double percentile(const std::vector<double>& sorted, double share) {
 // Bytes that the pass must move at least: each input read once, each output written once.
 double least_bytes(const Problem& p, Pass pass) {
   const double q = double(p.q_elements()) * double(bytes_of(p.dtype));
+  const double o = double(p.q_elements()) * double(bytes_of(output_dtype(p)));
   const double kv = double(p.kv_elements()) * double(bytes_of(p.dtype));
   const double lse = double(p.query_rows()) * 4;
-  return pass == Pass::forward ? 2 * q + 2 * kv + lse : 4 * q + 4 * kv + lse;
+  return pass == Pass::forward ? q + o + 2 * kv + lse : 4 * q + 4 * kv + lse;
+}
+
+// The same for quantising Q, K and V.
+double quantised_bytes(const Problem& p) {
+  return double(p.q_elements() + 2 * p.kv_elements()) * double(bytes_of(input_dtype(p)) + bytes_of(p.dtype));
 }
 
 class Bench {
@@ -127,20 +133,40 @@ class Bench {
         return;
       }
     }
-    const auto launch = [&](int i) { prepared[size_t(i) % prepared.size()]->launch(); };
-    const std::vector<double> first = gpu_.times_ms(kWarmUp, launch);
-    const int fitting = int(std::clamp(kMsEach / *std::min_element(first.begin(), first.end()), 9.0, 50.0));
-    std::this_thread::sleep_for(std::chrono::duration<double>(options_.idle));
-    throw_if_interrupted();
-    std::vector<double> ms = gpu_.times_ms(kWarmUp + (options_.launches ? options_.launches : fitting), launch);
-    ms.erase(ms.begin(), ms.begin() + kWarmUp);
+    const auto one = [&](int i) -> const PreparedStep& { return *prepared[size_t(i) % prepared.size()]; };
+    const auto launch_pass = [&](int i) { one(i).launch_pass(); };
+    if (prepared.front()->quantises()) {
+      // Quantising is timed apart: a model may have its tensors in e4m3 from the start, or make them where they arise.
+      const std::vector<double> ms = times([&](int i) { one(i).launch_quantisation(); });
+      for (int i = 0; i < int(prepared.size()); i++) one(i).launch_quantisation();
+      add_row(step, "quantise", p, ms, quantised_bytes(p) / rates_.hbm_bytes, 0, one(0).scratch_bytes());
+    }
+    const std::vector<double> ms = times(launch_pass);
     prepared.front()->check_guards();
-    std::sort(ms.begin(), ms.end());
-    const double median = percentile(ms, 0.5);
     // A GPU without the units for this type has no rate, and no bound.
-    const double rate = matrix_rate(p.dtype);
-    const double bound_ms = 1e3 * std::max(flops(p, pass) / rate, least_bytes(p, pass) / rates_.hbm_bytes);
-    const Row bound = rate > 0 ? Row(bound_ms / median) : Row(nullptr);
+    const double rate = matrix_rate(p.dtype),
+                 least = std::max(flops(p, pass) / rate, least_bytes(p, pass) / rates_.hbm_bytes);
+    add_row(step, name_of(pass), p, ms, rate > 0 ? least : 0, flops(p, pass), one(0).scratch_bytes());
+  }
+
+  // Of some launches after a rest, sorted.
+  std::vector<double> times(const std::function<void(int)>& launch) {
+    const auto interruptible = [&](int i) {
+      throw_if_interrupted();
+      launch(i);
+    };
+    gpu_.times_ms(kWarmUp, interruptible);
+    std::this_thread::sleep_for(std::chrono::duration<double>(options_.idle));
+    std::vector<double> ms = gpu_.times_ms(kWarmUp + options_.launches, interruptible);
+    ms.erase(ms.begin(), ms.begin() + kWarmUp);
+    std::sort(ms.begin(), ms.end());
+    return ms;
+  }
+
+  // `least`: seconds that it must take; 0: not known.
+  void add_row(const RegisteredStep& step, const std::string& what, const Problem& p, const std::vector<double>& ms,
+               double least, double operations, size_t scratch_bytes) {
+    const double median = percentile(ms, 0.5);
     rows_.push_back({{"step", step.id},
                      {"dtype", flash::name_of(p.dtype)},
                      {"head_dim", p.D},
@@ -148,13 +174,13 @@ class Bench {
                      {"seq", p.Nq},
                      {"batch", p.B},
                      {"heads", p.Hq},
-                     {"pass", name_of(pass)},
+                     {"pass", what},
                      {"ms", median},
                      {"ms_p10", percentile(ms, 0.1)},
                      {"ms_p90", percentile(ms, 0.9)},
-                     {"tflops", flops(p, pass) / median / 1e9},
-                     {"bound_fraction", bound},
-                     {"scratch_bytes", prepared.front()->scratch_bytes()}});
+                     {"tflops", operations > 0 ? Row(operations / median / 1e9) : Row(nullptr)},
+                     {"bound_fraction", least > 0 ? Row(1e3 * least / median) : Row(nullptr)},
+                     {"scratch_bytes", scratch_bytes}});
   }
 
   // Of the units that multiply this type, operations a second.
@@ -166,7 +192,7 @@ class Bench {
   // The last problem's inputs are kept: the next one mostly has as many numbers, if in another shape.
   const HostTensors& inputs_for(const Problem& p) {
     const std::string key = std::to_string(p.q_elements()) + " " + std::to_string(p.kv_elements()) + " " +
-                            flash::name_of(p.dtype) + " " + std::to_string(p.seed);
+                            flash::name_of(input_dtype(p)) + " " + std::to_string(p.seed);
     if (inputs_key_ != key) {
       inputs_ = {};
       require_host_memory("timing " + describe(p), (2.5 * double(p.q_elements()) + 2.5 * double(p.kv_elements())) * 8);
@@ -211,6 +237,7 @@ class Bench {
       if (line.points.empty() || line.points.back().first < seq) line.points.emplace_back(seq, tflops);
     };
     for (const Row& row : rows_) {
+      if (row["tflops"].is_null()) continue;
       const std::string pass = row["pass"].get<std::string>(), dtype = row["dtype"].get<std::string>();
       const double tflops = row["tflops"].get<double>();
       add(measured, row["step"].get<std::string>() + " " + pass + ", " + dtype, row, tflops);
@@ -250,9 +277,9 @@ Command add_bench(CLI::App& command) {
                   "Seconds of rest before each problem: a GPU that is busy for long slows itself down")
       ->check(CLI::Range(0.0, 60.0))
       ->capture_default_str();
-  command
-      .add_option("--launches", o->launches, "How many launches are timed; without it as many as take 0.1 s, 9 to 50")
-      ->check(CLI::Range(1, 10000));
+  command.add_option("--launches", o->launches, "How many launches are timed; their median counts")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
   command.add_option("--csv", o->csv, "Write the rows to this file, too")->type_name("FILE");
   command.add_option("--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file")->type_name("FILE");
   return [o] { return Bench(*o).run(); };

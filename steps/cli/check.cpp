@@ -106,7 +106,7 @@ class Plan {
       for (int D : dims)
         for (const Problem& awkward : awkward_problems(D)) problems.push_back(options_.problem.apply(awkward));
     }
-    if (options_.problem.dtype) return problems;
+    if (options_.problem.dtype || options_.problem.quantises()) return problems;
     std::vector<Problem> in_each_type;
     for (DType type : step.info().dtypes)
       for (Problem p : problems) {

@@ -12,6 +12,7 @@ Command add_tour(CLI::App& command);
 Command add_list(CLI::App& command);
 Command add_check(CLI::App& command);
 Command add_bench(CLI::App& command);
+Command add_accuracy(CLI::App& command);
 Command add_profile(CLI::App& command);
 Command add_run(CLI::App& command);
 

@@ -47,6 +47,7 @@ int run(int argc, char** argv) {
   add("list", "The steps there are, and what each supports", add_list);
   add("check", "Compare steps with the CPU reference", add_check);
   add("bench", "Time steps on the GPU", add_bench);
+  add("accuracy", "What eight bits cost: errors beside those of sixteen, with outliers among the inputs", add_accuracy);
   add("profile", "What each kernel moves, counted on any machine, by kernel or by line", add_profile);
   add("run", "Put your own tensors through a step", add_run);
   try {

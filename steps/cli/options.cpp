@@ -88,6 +88,9 @@ void ProblemOptions::add_shape_to(CLI::App& command) {
 
 void ProblemOptions::add_rest_to(CLI::App& command) {
   command.add_option("--dtype", dtype, "Precision of the tensors: fp64, fp32, fp16, bf16 or e4m3");
+  command.add_option("--from", from, "e4m3: what it is quantised from, bf16 or fp32; default bf16");
+  command.add_flag("--tensor-scales", tensor_scales, "e4m3: one scale for all of Q, K, V instead of one for each tile");
+  command.add_flag("--no-rotation", no_rotation, "e4m3: do not rotate the rows of Q and K");
   command.add_flag("--causal", causal, "Query i sees the keys j <= i + (Nk - Nq)");
   command.add_flag("--deterministic", deterministic, "Gradients have the same bits in every run");
   add_number(command, "--scale", scale, "Factor of the scores; default 1/sqrt(D)");
@@ -118,6 +121,10 @@ Problem ProblemOptions::apply(Problem p) const {
   p.causal = p.causal || causal;
   p.deterministic = p.deterministic || deterministic;
   p.seed = seed;
+  if (!from.empty()) p.quantisation.from = dtype_named(from);
+  if (tensor_scales) p.quantisation.tile_scales = false;
+  if (no_rotation) p.quantisation.rotation = false;
+  if (!dtype && quantises()) p.dtype = DType::e4m3;
   validate(p);
   return p;
 }

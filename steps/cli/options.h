@@ -47,12 +47,15 @@ struct ProblemOptions {
   uint64_t seed = 0;
   bool causal = false;
   bool deterministic = false;
+  std::string from;
+  bool tensor_scales = false, no_rotation = false;
 
   void add_shape_to(CLI::App& command);  // --batch --heads --kv-heads --seq --seq-k --head-dim
-  void add_rest_to(CLI::App& command);   // --dtype --causal --deterministic --scale --dropout --seed
+  void add_rest_to(CLI::App& command);   // --dtype --causal --deterministic --scale --dropout --seed, and e4m3's own
 
   bool has_shape() const { return batch || heads || kv_heads || seq || seq_k || head_dim; }
-  // `start` with what was given in place of its own; validated.
+  bool quantises() const { return !from.empty() || tensor_scales || no_rotation; }
+  // `start` with what was given in place of its own; validated. Options of e4m3 alone make it the dtype.
   Problem apply(Problem start) const;
 };
 

@@ -42,7 +42,7 @@ double draw_scale(Draws& draws, const Problem& p, Values values) {
   const int kind = draws.below(100), power = draws.below(6);
   const bool negative = draws.chance(20);
   const double usual = default_scale(p.D) * (negative ? -1 : 1);
-  if (values == Values::huge) return usual / huge_gain(p.dtype) / huge_gain(p.dtype);
+  if (values == Values::huge) return usual / huge_gain(input_dtype(p)) / huge_gain(input_dtype(p));
   if (!are_finite(values) || kind < 50) return default_scale(p.D);
   if (kind < 65) return usual * std::ldexp(1.0, power - 3);
   if (kind < 75) return usual * std::ldexp(1.0, values == Values::outliers ? 1 : power);

@@ -42,6 +42,9 @@ std::string repeat_command(const Item& item, const HowRun& o) {
        << " --dtype " << flash::name_of(p.dtype);
   if (p.causal) text << " --causal";
   if (p.deterministic) text << " --deterministic";
+  if (p.quantisation.from != DType::bf16) text << " --from " << flash::name_of(p.quantisation.from);
+  if (!p.quantisation.tile_scales) text << " --tensor-scales";
+  if (!p.quantisation.rotation) text << " --no-rotation";
   text.precision(17);
   if (p.scale != default_scale(p.D)) text << " --scale=" << p.scale;
   if (p.dropout > 0) text << " --dropout " << p.dropout;

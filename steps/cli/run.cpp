@@ -88,7 +88,7 @@ int run(const RunOptions& o) {
   if (!target) throw Error(step.id + " has no code for the GPU in this build; use --device cpu");
   const auto rounded = [&](const std::vector<double>& values) {
     std::vector<double> result(values.size());
-    for (size_t i = 0; i < values.size(); i++) result[i] = round_to(p.dtype, values[i]);
+    for (size_t i = 0; i < values.size(); i++) result[i] = round_to(input_dtype(p), values[i]);
     return result;
   };
   HostTensors tensors;

@@ -27,14 +27,12 @@ double smallest_normal(DType type) {
       return std::numeric_limits<double>::min();
     case DType::fp16:
       return 0x1p-14;
-    case DType::e4m3:
-      return 0x1p-6;
     default:
       return 0x1p-126;
   }
 }
 
-double tiny_gain(DType type) { return type == DType::e4m3 ? 0x1p-3 : type == DType::fp16 ? 0x1p-6 : 0x1p-30; }
+double tiny_gain(DType type) { return type == DType::fp16 ? 0x1p-6 : 0x1p-30; }
 
 // One tensor, whose elements are normal numbers to begin with. `number` is its number among the problem's.
 void change(std::vector<double>& x, DType type, uint64_t seed, uint32_t number, Values values) {
@@ -86,7 +84,7 @@ void plant(HostTensors& t, const Problem& p, uint64_t seed, Values values) {
     double& place = x[size_t(draws.long_word() % x.size())];
     place = values == Values::nan ? std::numeric_limits<double>::quiet_NaN()
                                   : std::copysign(std::numeric_limits<double>::infinity(), draws.chance(50) ? 1 : -1);
-    place = round_to(p.dtype, place);
+    place = round_to(input_dtype(p), place);
   }
 }
 
@@ -118,12 +116,12 @@ const std::vector<Values>& all_values() {
 
 bool are_finite(Values values) { return values != Values::nan && values != Values::inf; }
 
-double huge_gain(DType type) { return type == DType::e4m3 ? 0x1p5 : type == DType::fp16 ? 0x1p10 : 0x1p32; }
+double huge_gain(DType type) { return type == DType::fp16 ? 0x1p10 : 0x1p32; }
 
 HostTensors tensors_of(const Problem& p, uint64_t seed, Values values) {
   HostTensors t = random_tensors(p, seed);
   std::vector<double>* tensors[] = {&t.Q, &t.K, &t.V, &t.dO};
-  for (uint32_t i = 0; i < 4; i++) change(*tensors[i], p.dtype, seed, i + 1, values);
+  for (uint32_t i = 0; i < 4; i++) change(*tensors[i], input_dtype(p), seed, i + 1, values);
   if (!are_finite(values)) plant(t, p, seed, values);
   return t;
 }

@@ -29,7 +29,7 @@ bool are_finite(Values values);
 // What Values::huge multiplies normal numbers by.
 double huge_gain(DType type);
 
-// Q, K, V and dO for a problem, rounded to its dtype; a function of nothing but the arguments.
+// Q, K, V and dO for a problem, rounded to its input_dtype; a function of nothing but the arguments.
 HostTensors tensors_of(const Problem& problem, uint64_t seed, Values values);
 
 }  // namespace flash::cli

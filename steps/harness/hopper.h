@@ -54,15 +54,17 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- TMA (9.7.9.25.5): one thread moves a box of a tensor. A row of a box has 128 bytes, and its 16-byte piece p lies
-// at p ^ (r % 8) in row r, so that neither rows nor columns of pieces collide in the banks. Boxes begin at multiples of
-// 1,024 bytes of shared memory. What lies outside the tensor reads as zero and is not written.
+// at p ^ (r % 8) in row r, so that neither rows nor columns of pieces collide in the banks; or it has 64 bytes, and the
+// piece lies at p ^ (r / 2 % 4). Boxes begin at multiples of 1,024 bytes of shared memory. What lies outside the tensor
+// reads as zero and is not written.
 struct alignas(128) TensorMap {
   CUtensorMap map;
 };
-// The tensor [size[2]][size[1]][size[0]] of T at `base`, in boxes of [1][box_rows][128 bytes / sizeof(T)]. For the
+// The tensor [size[2]][size[1]][size[0]] of T at `base`, in boxes of [1][box_rows][kRowBytes / sizeof(T)]. For the
 // host. Throws KernelFault if the driver refuses.
-template <class T>
+template <class T, int kRowBytes = 128>
 TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows) {
+  static_assert(kRowBytes == 128 || kRowBytes == 64);
   void* encode = nullptr;
   cudaDriverEntryPointQueryResult found;
   check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found),
@@ -70,14 +72,15 @@ TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_r
   if (found != cudaDriverEntryPointSuccess) throw KernelFault("the driver has no cuTensorMapEncodeTiled: update it");
   const cuuint64_t sizes[3] = {size[0], size[1], size[2]};
   const cuuint64_t strides[2] = {size[0] * sizeof(T), cuuint64_t(size[0]) * size[1] * sizeof(T)};
-  const cuuint32_t box[3] = {128 / sizeof(T), box_rows, 1}, steps[3] = {1, 1, 1};
+  const cuuint32_t box[3] = {kRowBytes / sizeof(T), box_rows, 1}, steps[3] = {1, 1, 1};
   const auto type = sizeof(T) == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                     : kIsBfloat16<T> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   TensorMap tensor;
   const CUresult status = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
       &tensor.map, type, 3, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      kRowBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw KernelFault("cuTensorMapEncodeTiled refuses a tensor, error " + std::to_string(int(status)));
   return tensor;

@@ -58,6 +58,10 @@ DType dtype_named(const std::string& name) {
   throw Error("--dtype: there is no '" + name + "'; choose one of " + known);
 }
 
+DType input_dtype(const Problem& p) { return p.dtype == DType::e4m3 ? p.quantisation.from : p.dtype; }
+
+DType output_dtype(const Problem& p) { return p.dtype == DType::e4m3 ? DType::bf16 : p.dtype; }
+
 double default_scale(int D) { return 1.0 / std::sqrt(double(D)); }
 
 void validate(const Problem& p) {
@@ -74,6 +78,11 @@ void validate(const Problem& p) {
   if (!std::isfinite(p.scale)) throw Error("--scale: must be a finite number");
   if (p.dtype != DType::fp64 && std::fabs(p.scale) > std::numeric_limits<float>::max())
     throw Error("--scale: is too large for fp32, in which scores are computed; at most 3.4e38");
+  const Quantisation& q = p.quantisation;
+  if (q.from != DType::bf16 && q.from != DType::fp32)
+    throw Error("--from: a step quantises bf16 or fp32, not " + name_of(q.from));
+  if (p.dtype != DType::e4m3 && !(q.from == DType::bf16 && q.tile_scales && q.rotation))
+    throw Error("--from, --tensor-scales, --no-rotation: are for --dtype e4m3, not " + name_of(p.dtype));
   if (!(p.dropout >= 0.0 && p.dropout < 1.0))
     throw Error("--dropout: must be at least 0 and less than 1 (the probability that a weight is dropped)");
   // Heads are numbered by 32-bit integers (in the dropout counter too), and sizes in bytes by 64-bit ones.
@@ -91,6 +100,9 @@ std::string describe(const Problem& p) {
   text << ", seq " << p.Nq;
   if (p.Nk != p.Nq) text << " x " << p.Nk;
   text << ", head dim " << p.D << ", " << name_of(p.dtype);
+  if (p.quantisation.from != DType::bf16) text << " from " << name_of(p.quantisation.from);
+  if (!p.quantisation.tile_scales) text << ", tensor scales";
+  if (!p.quantisation.rotation) text << ", no rotation";
   if (p.causal) text << ", causal";
   if (p.scale != default_scale(p.D)) text << ", scale " << p.scale;
   if (p.deterministic) text << ", deterministic";

@@ -15,6 +15,13 @@ size_t bytes_of(DType type);                 // of one element
 
 enum class Pass { forward, backward };
 
+// How a step whose dtype is e4m3 makes 8-bit numbers of the Q, K and V that it is given.
+struct Quantisation {
+  DType from = DType::bf16;  // what Q, K and V are given in: bf16 or fp32
+  bool tile_scales = true;   // a scale for each tile of Q, K and V; else one for each of the three
+  bool rotation = true;      // the rows of Q and K are rotated, which spreads outliers over the row
+};
+
 // Q, O, dQ, dO are [B, Hq, Nq, D]; K, V, dK, dV are [B, Hkv, Nk, D]; LSE is [B, Hq, Nq]. All row-major and contiguous.
 //
 //     S = scale · Q Kᵀ      P = softmax(S) over the keys that the query sees      O = dropout(P) V
@@ -34,6 +41,7 @@ struct Problem {
   uint64_t seed = 0;     // of the dropout mask
   uint32_t offset = 0;   // which of the seed's masks: another number, another mask
   DType dtype = DType::fp32;
+  Quantisation quantisation;   // for e4m3 alone
   bool deterministic = false;  // gradients have the same bits in every run; steps without atomics always do
 
   size_t query_heads() const { return size_t(B) * Hq; }
@@ -44,6 +52,11 @@ struct Problem {
   size_t kv_elements() const { return key_rows() * D; }
   size_t scores() const { return query_rows() * Nk; }  // elements of S, of P
 };
+
+// What a step's tensors lie in memory as: the problem's dtype, but for e4m3, which is given Q, K and V in a wider type
+// and returns O in bf16.
+DType input_dtype(const Problem& problem);
+DType output_dtype(const Problem& problem);
 
 // 1/√D, what the papers use.
 double default_scale(int D);

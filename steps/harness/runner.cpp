@@ -18,13 +18,14 @@ PreparedStep::PreparedStep(Device& device, Target target, const RegisteredStep& 
   if (const auto why = why_unsupported(step, p, pass)) throw Error(*why);
   const Step& build = step.builds.at(target);
   run_ = pass == Pass::forward ? build.forward : build.backward;
+  if (pass == Pass::forward) quantise_ = build.quantise;
 
-  tensors_.Q = input("Q", p.dtype, p.q_elements(), host.Q);
-  tensors_.K = input("K", p.dtype, p.kv_elements(), host.K);
-  tensors_.V = input("V", p.dtype, p.kv_elements(), host.V);
+  tensors_.Q = input("Q", input_dtype(p), p.q_elements(), host.Q);
+  tensors_.K = input("K", input_dtype(p), p.kv_elements(), host.K);
+  tensors_.V = input("V", input_dtype(p), p.kv_elements(), host.V);
   if (pass == Pass::forward) {
     add_workspace(workspace_of(build, p));
-    tensors_.O = output("O", p.dtype, p.q_elements());
+    tensors_.O = output("O", output_dtype(p), p.q_elements());
     tensors_.LSE = output("LSE", lse_type_, p.query_rows());
     return;
   }
@@ -107,7 +108,7 @@ HostTensors PreparedStep::finish() const {
   const Problem& p = problem_;
   HostTensors results;
   if (pass_ == Pass::forward || ran_forward_) {
-    results.O = fetch(tensors_.O, p.dtype, p.q_elements());
+    results.O = fetch(tensors_.O, output_dtype(p), p.q_elements());
     results.LSE = fetch(tensors_.LSE, lse_type_, p.query_rows());
   }
   if (pass_ == Pass::forward) return results;

@@ -22,7 +22,14 @@ class PreparedStep {
                const HostTensors& inputs, const HostTensors* forward = nullptr);
 
   // Launches the pass; on a GPU it may still be running when this returns.
-  void launch() const { run_(problem_, tensors_, nullptr); }
+  void launch() const {
+    if (quantise_) launch_quantisation();
+    launch_pass();
+  }
+  // The two parts of it, where a step quantises.
+  bool quantises() const { return quantise_ != nullptr; }
+  void launch_quantisation() const { quantise_(problem_, tensors_, nullptr); }
+  void launch_pass() const { run_(problem_, tensors_, nullptr); }
 
   // Waits for the launches and verifies the guard zones; throws KernelFault.
   void check_guards() const;
@@ -43,7 +50,7 @@ class PreparedStep {
   Device& device_;
   Problem problem_;
   Pass pass_;
-  RunPass run_ = nullptr;
+  RunPass run_ = nullptr, quantise_ = nullptr;
   bool ran_forward_ = false;
   DType lse_type_;
   std::vector<Buffer> buffers_;

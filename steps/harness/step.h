@@ -22,9 +22,9 @@ struct Workspace {
   bool saved = false;  // what a forward pass leaves for the backward pass of its chapter
 };
 
-// Device addresses for one call. The elements of all but LSE are of the problem's dtype; LSE is fp32 (fp64 when the
-// dtype is fp64). A forward pass reads Q, K, V and writes O, LSE. A backward pass reads Q, K, V, O, LSE, dO and writes
-// dQ, dK, dV. Every element of an output must be written.
+// Device addresses for one call. The elements of all but LSE are of the problem's dtype (input_dtype, output_dtype);
+// LSE is fp32 (fp64 when the dtype is fp64). A forward pass reads Q, K, V and writes O, LSE. A backward pass reads Q,
+// K, V, O, LSE, dO and writes dQ, dK, dV. Every element of an output must be written.
 struct Tensors {
   const void* Q = nullptr;
   const void* K = nullptr;
@@ -56,7 +56,7 @@ using RunPass = void (*)(const Problem&, const Tensors&, Stream);
 struct Step {
   std::string idea;            // one line, shown by `flashsteps list`
   int rung = 1;                // its place in the chapter's ladder, where there are several
-  std::vector<DType> dtypes;   // of Q, K, V, O and their gradients
+  std::vector<DType> dtypes;   // of Q, K, V, O and their gradients; e4m3: of the products
   std::vector<int> head_dims;  // see also head_dims_up_to()
   bool causal = true;
   bool dropout = false;
@@ -65,6 +65,7 @@ struct Step {
   bool spreads_nonfinite = false;  // backward: a NaN or ∞ may reach rows of its tile that do not see it (0 · NaN)
   std::vector<Workspace> (*workspace)(const Problem&) = nullptr;
   std::vector<std::string> reads_saved = {};  // a backward pass: what it needs of its chapter's forward workspace
+  RunPass quantise = nullptr;                 // for e4m3: comes before `forward`, and is timed apart
   RunPass forward = nullptr;                  // at least one of the two
   RunPass backward = nullptr;
 };

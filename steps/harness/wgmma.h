@@ -22,10 +22,12 @@ enum class Major { K, MN };
 
 // Describes an operand in shared memory: rows of 128 bytes, swizzled as TMA does it, groups of 8 rows one after the
 // other (9.7.15.5.1). `next`, for MN: the distance in bytes to the next 64 m (n). Along K, 16 elements of 16 bits
-// further are 2 more in the descriptor (it counts in 16 bytes); 16 rows of MN are 16 · 128 / 16.
+// further are 2 more in the descriptor (it counts in 16 bytes); 16 rows of MN are 16 · 128 / 16. K-major operands may
+// have rows of 64 bytes.
+template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t wgmma_operand(const void* shared, unsigned next = 0) {
-  return uint64_t((shared_address(shared) & 0x3ffff) >> 4) | uint64_t(next >> 4) << 16 | uint64_t(1024 >> 4) << 32 |
-         uint64_t(1) << 62;
+  return uint64_t((shared_address(shared) & 0x3ffff) >> 4) | uint64_t(next >> 4) << 16 |
+         uint64_t(8 * kRowBytes >> 4) << 32 | uint64_t(kRowBytes == 128 ? 1 : 2) << 62;
 }
 
 // Before the first product: registers that it reads or adds to are written (9.7.15.7.1).
@@ -55,6 +57,9 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 #define FLASH_8(i)                                                                                            \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
+#define FLASH_RESULT_8(i)                                                                                     \
+  "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]), \
+      "=f"(d[i + 7])
 #define FLASH_NAMES_64                                                                     \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
   "%24,%25,%26,%27,%28,%29,%30,%31"
@@ -67,21 +72,37 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 #define FLASH_REGISTERS_112 FLASH_REGISTERS_96, FLASH_8(48)
 #define FLASH_NAMES_128 FLASH_NAMES_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define FLASH_REGISTERS_128 FLASH_REGISTERS_112, FLASH_8(56)
-#define FLASH_NAMES_176                                                       \
-  FLASH_NAMES_128                                                             \
-      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80," \
-      "%81,%82,%83,%84,%85,%86,%87"
+#define FLASH_NAMES_176                                                   \
+  FLASH_NAMES_128                                                         \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80," \
+  "%81,%82,%83,%84,%85,%86,%87"
 #define FLASH_REGISTERS_176 FLASH_REGISTERS_128, FLASH_8(64), FLASH_8(72), FLASH_8(80)
 #define FLASH_NAMES_192 FLASH_NAMES_176 ",%88,%89,%90,%91,%92,%93,%94,%95"
 #define FLASH_REGISTERS_192 FLASH_REGISTERS_176, FLASH_8(88)
-#define FLASH_NAMES_256                                                     \
-  FLASH_NAMES_192                                                           \
-      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109," \
-      "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define FLASH_NAMES_256                                                 \
+  FLASH_NAMES_192                                                       \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109," \
+  "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define FLASH_REGISTERS_256 FLASH_REGISTERS_192, FLASH_8(96), FLASH_8(104), FLASH_8(112), FLASH_8(120)
 
-// Also where it is overwritten d is "+f", read and written: with "=f" ptxas needs some ten registers more. a_ to add_:
-// the numbers of the operands after d's registers.
+// The same lists for results that are overwritten.
+#define FLASH_RESULTS_64 FLASH_RESULT_8(0), FLASH_RESULT_8(8), FLASH_RESULT_8(16), FLASH_RESULT_8(24)
+#define FLASH_RESULTS_80 FLASH_RESULTS_64, FLASH_RESULT_8(32)
+#define FLASH_RESULTS_96 FLASH_RESULTS_80, FLASH_RESULT_8(40)
+#define FLASH_RESULTS_112 FLASH_RESULTS_96, FLASH_RESULT_8(48)
+#define FLASH_RESULTS_128 FLASH_RESULTS_112, FLASH_RESULT_8(56)
+#define FLASH_RESULTS_176 FLASH_RESULTS_128, FLASH_RESULT_8(64), FLASH_RESULT_8(72), FLASH_RESULT_8(80)
+#define FLASH_RESULTS_192 FLASH_RESULTS_176, FLASH_RESULT_8(88)
+#define FLASH_RESULTS_256 \
+  FLASH_RESULTS_192, FLASH_RESULT_8(96), FLASH_RESULT_8(104), FLASH_RESULT_8(112), FLASH_RESULT_8(120)
+
+// Also where it is overwritten d is "+f", read and written: with "=f" ptxas needs some ten registers more. Not so for
+// e4m3. a_ to add_: the numbers of the operands after d's registers.
+#define FLASH_SHARED_OVER(n, types, a_, b_, add_)                                                                 \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n types " {" FLASH_NAMES_##n "}, %" #a_ ", %" #b_ ", %" #add_ \
+                                                                                 ", 1, 1;"                        \
+               : FLASH_RESULTS_##n                                                                                \
+               : "l"(a), "l"(b), "n"(0))
 #define FLASH_SHARED(n, types, majors, a_, b_, add_)                                                              \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n types " {" FLASH_NAMES_##n "}, %" #a_ ", %" #b_ ", %" #add_ \
                                                                                  ", 1, 1" majors ";"              \
@@ -98,7 +119,9 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
   struct Wgmma<n> {                                                                                \
     template <class T, Major kA, Major kB, bool kAdd>                                              \
     static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a, uint64_t b) {        \
-      if constexpr (sizeof(T) == 1)                                                                \
+      if constexpr (sizeof(T) == 1 && !kAdd)                                                       \
+        FLASH_SHARED_OVER(n, "k32.f32.e4m3.e4m3", p0, p1, p2);                                     \
+      else if constexpr (sizeof(T) == 1)                                                           \
         FLASH_SHARED(n, "k32.f32.e4m3.e4m3", "", p0, p1, p2);                                      \
       else if constexpr (kIsBfloat16<T>)                                                           \
         FLASH_SHARED(n, "k16.f32.bf16.bf16", ", %" #p3 ", %" #p4, p0, p1, p2);                     \
@@ -128,6 +151,7 @@ FLASH_DEFINE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 #undef FLASH_DEFINE_WGMMA
 #undef FLASH_REGISTER
 #undef FLASH_SHARED
+#undef FLASH_SHARED_OVER
 
 // The product with both operands in shared memory, by their descriptors. Without kAdd d is overwritten. e4m3 operands
 // are K-major both.

@@ -11,11 +11,6 @@
 namespace simt {
 namespace {
 
-// The 16-byte piece `piece` of a row of a box, whose pieces are exchanged as the row's address says.
-unsigned char* piece_of_row(unsigned char* row, unsigned piece) {
-  return row + (piece ^ (uintptr_t(row) >> 7 & 7)) * 16;
-}
-
 void check_copy(const BulkCopy& copy, const char* what) {
   BlockRunner& block = *runner;
   const bool is_box = !copy.global;
@@ -37,7 +32,7 @@ void check_copy(const BulkCopy& copy, const char* what) {
 BulkCopy box(BulkCopy::Kind kind, const void* shared, const TensorMap* map, int x, int y, int z, const void* code) {
   return {kind,
           static_cast<unsigned char*>(const_cast<void*>(shared)),
-          map->box_rows * BulkCopy::kRowBytes,
+          map->box_rows * map->row_bytes,
           nullptr,
           *map,
           x,
@@ -96,7 +91,7 @@ void add_floats(unsigned char* to, const unsigned char* from, unsigned bytes) {
 
 unsigned char* BulkCopy::row_of_box(unsigned row, unsigned& first, unsigned& count) const {
   const int64_t width = int64_t(map.size[0]) * map.element_bytes, from = int64_t(x) * map.element_bytes;
-  const int64_t begin = std::max<int64_t>(from, 0), end = std::min<int64_t>(from + kRowBytes, width);
+  const int64_t begin = std::max<int64_t>(from, 0), end = std::min<int64_t>(from + map.row_bytes, width);
   const int64_t line = int64_t(y) + row;
   first = 0;
   count = 0;
@@ -112,9 +107,10 @@ void BulkCopy::land() const {
       std::memcpy(to, from, count);
       return;
     }
-    unsigned char row[kRowBytes] = {};
+    unsigned char row[128] = {};
     if (from) std::memcpy(row + first, from, count);
-    for (unsigned piece = 0; piece < 8; ++piece) std::memcpy(piece_of_row(to, piece), row + piece * 16, 16);
+    for (unsigned piece = 0; piece < map.row_bytes / 16; ++piece)
+      std::memcpy(piece_of_row(to, piece), row + piece * 16, 16);
   });
 }
 
@@ -126,7 +122,7 @@ void BulkCopy::read() {
     std::memcpy(data.data(), shared, bytes);
   } else {
     for (unsigned at = 0; at < bytes; at += 16)
-      std::memcpy(&data[at], piece_of_row(shared + at / kRowBytes * kRowBytes, at % kRowBytes / 16), 16);
+      std::memcpy(&data[at], piece_of_row(shared + at / map.row_bytes * map.row_bytes, at % map.row_bytes / 16), 16);
   }
 }
 
@@ -145,7 +141,8 @@ void BulkCopy::write() const {
 
 // ---- What kernels call
 
-TensorMap make_tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows, unsigned element_bytes) {
+TensorMap make_tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows, unsigned element_bytes,
+                          unsigned row_bytes) {
   const bool empty = size[0] == 0 || size[1] == 0 || size[2] == 0;
   if (empty || box_rows == 0 || box_rows > 256 || uintptr_t(base) % 16 != 0 || size[0] * element_bytes % 16 != 0)
     throw flash::KernelFault("a tensor map of [" + std::to_string(size[2]) + "][" + std::to_string(size[1]) + "][" +
@@ -153,7 +150,7 @@ TensorMap make_tensor_map(const void* base, const unsigned (&size)[3], unsigned 
                              " bytes in boxes of " + std::to_string(box_rows) +
                              " rows: no size may be 0, a row and the address are multiples of 16 bytes, a box has at "
                              "most 256 rows");
-  return {static_cast<const unsigned char*>(base), {size[0], size[1], size[2]}, box_rows, element_bytes};
+  return {static_cast<const unsigned char*>(base), {size[0], size[1], size[2]}, box_rows, element_bytes, row_bytes};
 }
 
 void start_box_load(void* shared, const TensorMap* map, int x, int y, int z, Mbarrier* barrier) {

@@ -20,17 +20,24 @@ struct BulkCopy {
   View issued;                      // under observation: what that thread knew
   std::vector<unsigned char> data;  // of a store: what it has read from shared memory, once it has
 
-  // Calls row(shared, first, global, bytes) for each 128 bytes of shared memory (or what there is left): those from
+  // Calls row(shared, first, global, bytes) for each row of shared memory (or what there is left of it): its bytes from
   // `first` on go with `bytes` bytes of global memory; where there are none, global is null.
   template <class Row>
   void for_each_row(Row row) const {
-    for (unsigned r = 0; r * kRowBytes < bytes; ++r) {
-      unsigned first = 0, count = bytes - r * kRowBytes < kRowBytes ? bytes - r * kRowBytes : kRowBytes;
-      unsigned char* from = global ? global + r * kRowBytes : row_of_box(r, first, count);
-      row(shared + r * kRowBytes, first, from, count);
+    const unsigned row_bytes = bytes_of_row();
+    for (unsigned r = 0; r * row_bytes < bytes; ++r) {
+      unsigned first = 0, count = bytes - r * row_bytes < row_bytes ? bytes - r * row_bytes : row_bytes;
+      unsigned char* from = global ? global + r * row_bytes : row_of_box(r, first, count);
+      row(shared + r * row_bytes, first, from, count);
     }
   }
-  static constexpr unsigned kRowBytes = 128;
+  unsigned bytes_of_row() const { return global ? 128 : map.row_bytes; }
+  // The 16-byte piece `piece` of a row of a box, whose pieces are exchanged as the row's address says.
+  template <class Byte>
+  Byte* piece_of_row(Byte* row, unsigned piece) const {
+    const uintptr_t address = uintptr_t(row) + piece * 16;
+    return row + (address ^ (address >> 7 & swizzle_mask(map.row_bytes)) << 4) - uintptr_t(row);
+  }
 
   // Moves a load's bytes. As many as `bytes` are then there.
   void land() const;

@@ -20,9 +20,8 @@ unsigned sectors_of(const unsigned char* begin, unsigned bytes) {
 template <class Visit>
 void for_each_piece(const BulkCopy& copy, Visit visit) {
   copy.for_each_row([&](const unsigned char* row, unsigned first, const unsigned char* global, unsigned count) {
-    const unsigned exchange = copy.global ? 0 : uintptr_t(row) >> 7 & 7;
     for (unsigned piece = first / 16; global && piece * 16 < first + count; ++piece)
-      visit(uintptr_t(row) + (piece ^ exchange) * 16);
+      visit(uintptr_t(copy.global ? row + piece * 16 : copy.piece_of_row(row, piece)));
   });
 }
 

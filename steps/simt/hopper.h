@@ -18,15 +18,21 @@ bool test_mbarrier(Mbarrier* barrier, unsigned parity);
 void fence_mbarriers();
 void fence_async_proxy();
 
-// A tensor of three dimensions in global memory, and the boxes that it is moved in: `box_rows` rows of 128 bytes.
+// A tensor of three dimensions in global memory, and the boxes that it is moved in: `box_rows` rows of 128 or 64 bytes.
 struct alignas(128) TensorMap {
   const unsigned char* base;
   unsigned size[3];
   unsigned box_rows;
   unsigned element_bytes;
+  unsigned row_bytes;
 };
 // Throws flash::KernelFault for what a driver refuses.
-TensorMap make_tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows, unsigned element_bytes);
+TensorMap make_tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows, unsigned element_bytes,
+                          unsigned row_bytes);
+
+// How a 16-byte piece's place within the rows of a box is exchanged: with the address's bits 4 and up, by these bits
+// from bit 7 on. For rows of 128 bytes 8 rows differ, for rows of 64 bytes 8 rows make 4 different pairs.
+constexpr unsigned swizzle_mask(unsigned row_bytes) { return row_bytes / 16 - 1; }
 
 void start_box_load(void* shared, const TensorMap* map, int x, int y, int z, Mbarrier* barrier);
 void start_box_store(const TensorMap* map, const void* shared, int x, int y, int z);
@@ -83,9 +89,10 @@ SIMT_INLINE void fence_proxy_async() {
 // The order of the two proxies is watched in shared memory only.
 SIMT_INLINE void fence_proxy_async_global() {}
 
-template <class T>
+template <class T, int kRowBytes = 128>
 TensorMap tensor_map(const void* base, const unsigned (&size)[3], unsigned box_rows) {
-  return simt::make_tensor_map(base, size, box_rows, sizeof(T));
+  static_assert(kRowBytes == 128 || kRowBytes == 64);
+  return simt::make_tensor_map(base, size, box_rows, sizeof(T), kRowBytes);
 }
 SIMT_INLINE void tma_prefetch(const TensorMap*) {}
 SIMT_INLINE void tma_load_3d(void* shared, const TensorMap* map, int x, int y, int z, Mbarrier* barrier) {

@@ -10,13 +10,21 @@ namespace simt {
 
 // ---- Operands in shared memory
 
+namespace {
+
+unsigned row_bytes_of(uint64_t operand) { return operand >> 62 == 1 ? 128 : 64; }
+
+}  // namespace
+
 Pieces pieces_of(uint64_t operand, Major major, int mn) {
   const size_t start = (operand & 0x3fff) << 4, next = (operand >> 16 & 0x3fff) << 4;
-  const size_t group = (operand >> 32 & 0x3fff) << 4;  // from 8 rows of 128 bytes to the next 8
+  const size_t group = (operand >> 32 & 0x3fff) << 4;  // from 8 rows to the next 8
   Pieces pieces;
+  pieces.row_bytes = row_bytes_of(operand);
+  const size_t row_bytes = pieces.row_bytes;
   if (major == Major::K) {
     for (size_t row = 0; row < size_t(mn); ++row)
-      for (size_t half = 0; half < 2; ++half) pieces.add(start + row / 8 * group + row % 8 * 128 + half * 16);
+      for (size_t half = 0; half < 2; ++half) pieces.add(start + row / 8 * group + row % 8 * row_bytes + half * 16);
   } else {
     for (size_t k = 0; k < 16; ++k)
       for (size_t i = 0; i < size_t(mn) / 8; ++i)
@@ -26,7 +34,7 @@ Pieces pieces_of(uint64_t operand, Major major, int mn) {
 }
 
 void check_operand(uint64_t operand, const Pieces& pieces, const void* code) {
-  if (operand >> 3 & 7)
+  if (operand >> 3 & swizzle_mask(row_bytes_of(operand)))
     runner->fail(Kind::misaligned, code, {{"an operand of wgmma that does not begin in the first of 8 rows"}});
   const size_t last = *std::max_element(pieces.offsets.begin(), pieces.offsets.begin() + pieces.count);
   if (last + 16 > runner->dynamic_bytes())

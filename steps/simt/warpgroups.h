@@ -48,7 +48,8 @@ struct Warpgroup {
 struct Pieces {
   std::array<uint32_t, 512> offsets;
   size_t count = 0;
-  void add(size_t offset) { offsets[count++] = uint32_t(offset ^ (offset >> 7 & 7) << 4); }
+  unsigned row_bytes = 128;
+  void add(size_t offset) { offsets[count++] = uint32_t(offset ^ (offset >> 7 & swizzle_mask(row_bytes)) << 4); }
 };
 Pieces pieces_of(uint64_t operand, Major major, int mn);
 

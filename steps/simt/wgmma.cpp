@@ -182,12 +182,13 @@ void meet_in_group(void* mine, BlockRunner::Act act, const char* what, const voi
 
 }  // namespace
 
-uint64_t describe_operand(const void* shared, unsigned next) {
+uint64_t describe_operand(const void* shared, unsigned next, unsigned row_bytes) {
   const size_t offset = uintptr_t(shared) - uintptr_t(runner->shared);
   if (offset >= kSharedArenaBytes || offset % 16 != 0)
     runner->fail(offset % 16 == 0 ? Kind::out_of_bounds : Kind::misaligned, SIMT_CALLER,
                  {{"an operand of wgmma that is not at a multiple of 16 bytes of dynamic shared memory"}});
-  return offset >> 4 | uint64_t(next >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+  return offset >> 4 | uint64_t(next >> 4) << 16 | uint64_t(8 * row_bytes >> 4) << 32 |
+         uint64_t(row_bytes == 128 ? 1 : 2) << 62;
 }
 
 void start_product(const WarpgroupProduct& product) {

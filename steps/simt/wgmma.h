@@ -13,8 +13,9 @@ constexpr Element kElement = sizeof(T) == 1                     ? Element::e4m3
                              : std::is_same_v<T, __nv_bfloat16> ? Element::bfloat16
                                                                 : Element::half;
 
-// Describes an operand in shared memory, in the bits of the instruction's descriptor: address, `next`, 1024, swizzle.
-uint64_t describe_operand(const void* shared, unsigned next);
+// Describes an operand in shared memory, in the bits of the instruction's descriptor: address, `next`, the bytes of 8
+// rows, swizzle.
+uint64_t describe_operand(const void* shared, unsigned next, unsigned row_bytes);
 
 // What a thread brings to the product of its warpgroup.
 struct WarpgroupProduct {
@@ -38,8 +39,9 @@ inline namespace FLASH_TARGET {
 
 using simt::Major;
 
+template <int kRowBytes = 128>
 SIMT_INLINE uint64_t wgmma_operand(const void* shared, unsigned next = 0) {
-  const uint64_t operand = simt::describe_operand(shared, next);
+  const uint64_t operand = simt::describe_operand(shared, next, kRowBytes);
   simt::stay_in_kernel();
   return operand;
 }

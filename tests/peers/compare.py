@@ -26,7 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashsteps_torch import NAMES, TYPES, Steps, fs, measured_on
 
-TORCH_TYPES = {number: dtype for dtype, number in TYPES.items()}
+# Of the tensors of each precision; a step in e4m3 makes its 8-bit numbers itself.
+TENSORS = {number: dtype for dtype, number in TYPES.items()} | {fs.E4M3: torch.bfloat16}
 PEERS = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
          "math": SDPBackend.MATH}
 # batch, query heads, key/value heads, query length, key length, causal
@@ -57,17 +58,23 @@ def reference(q, k, v, d_o, seen, scale):
     return (o, lse, *torch.autograd.grad(o, (q, k, v), d_o.double()))
 
 
-def unfused(q, k, v, d_o, seen, scale):
-    """The same operation by operation in the tensors' precision."""
+def in_eight_bits(x, largest):
+    """x as multiples of `largest` / 448 in e4m3."""
+    return (x * (448 / largest)).to(torch.float8_e4m3fn).float() * (largest / 448)
+
+
+def unfused(q, k, v, d_o, seen, scale, precision):
+    """The same operation by operation in this precision. In e4m3 Q, K and V have one scale each, which is the plainest way;
+    P, whose eight bits are too few for weights of 1/N, one for each row."""
     dtype, group = q.dtype, q.shape[1] // k.shape[1]
     store = lambda x: x.to(dtype).float()
     q, k, v, d_o = (t.float() for t in (q, k, v, d_o))
+    if precision == fs.E4M3:
+        q, k, v = (in_eight_bits(t, t.abs().max()) for t in (q, k, v))
     s = scores(q, k, seen, scale)
     k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
     p = s.softmax(-1)
-    # Eight bits are too few for weights of 1/N: they are stored as multiples of 1/256 of the row's largest one.
-    unit = p.amax(-1, keepdim=True) / 256 if dtype == torch.float8_e4m3fn else 1.0
-    p = store(p / unit) * unit
+    p = in_eight_bits(p, p.amax(-1, keepdim=True)) if precision == fs.E4M3 else store(p)
     o = store(p @ v)
     d_s = store(p * (d_o @ v.transpose(-1, -2) - (d_o * o).sum(-1, keepdim=True)))
     of_group = lambda x: x.unflatten(1, (-1, group)).sum(2)
@@ -98,13 +105,14 @@ def rounding(q, k, v, d_o, seen, scale):
 class Case:
     """A problem with its tensors, and what is right for it."""
 
-    def __init__(self, shape, D, dtype, generator):
+    def __init__(self, shape, D, precision, generator):
         B, Hq, Hkv, Nq, Nk, self.causal = shape
-        draw = lambda heads, rows: torch.randn(B, heads, rows, D, device="cuda", generator=generator).to(dtype)
+        self.precision = precision
+        draw = lambda heads, rows: torch.randn(B, heads, rows, D, device="cuda", generator=generator).to(TENSORS[precision])
         self.q, self.k, self.v, self.d_o = draw(Hq, Nq), draw(Hkv, Nk), draw(Hkv, Nk), draw(Hq, Nq)
         self.name = f"B {B}, heads {Hq}/{Hkv}, {Nq} x {Nk}, D {D}{', causal' if self.causal else ''}"
         tensors = self.q, self.k, self.v, self.d_o, visible(Nq, Nk, self.causal, "cuda"), D ** -0.5
-        self.expected, self.baseline, self.noise = reference(*tensors), unfused(*tensors), rounding(*tensors)
+        self.expected, self.baseline, self.noise = reference(*tensors), unfused(*tensors, precision), rounding(*tensors)
 
     def judge(self, results):
         """Lines that say what is wrong with results by name, and the largest ratio of an error to what is allowed."""
@@ -124,16 +132,17 @@ class Case:
 def results_of_step(steps, step, case):
     """O and LSE, dQ, dK and dV, as far as the step has the pass and supports the case."""
     q, k, v, d_o = case.q, case.k, case.v, case.d_o
-    problem = steps.problem(q, k, causal=case.causal)
+    options = dict(causal=case.causal, dtype=case.precision)
+    problem = steps.problem(q, k, **options)
     can = lambda pass_: not steps.library.why_not(step.id, pass_, fs.GPU, problem)
     results = {}
     if step.forward and can(fs.FORWARD):
-        results.update(zip(("O", "LSE"), steps.forward(step.id, q, k, v, causal=case.causal)))
+        results.update(zip(("O", "LSE"), steps.forward(step.id, q, k, v, **options)))
     if step.backward and can(fs.BACKWARD):  # from the chapter's own forward pass where it saves something
         o, lse, saved = case.expected[0].detach().to(q.dtype), case.expected[1].float(), None
         if step.saved_by:
-            o, lse, saved = steps.forward(step.saved_by, q, k, v, causal=case.causal)
-        results.update(zip(("dQ", "dK", "dV"), steps.backward(step.id, q, k, v, o, lse, d_o, saved, causal=case.causal)))
+            o, lse, saved = steps.forward(step.saved_by, q, k, v, **options)
+        results.update(zip(("dQ", "dK", "dV"), steps.backward(step.id, q, k, v, o, lse, d_o, saved, **options)))
     torch.cuda.synchronize()
     return results
 
@@ -152,13 +161,13 @@ def results_of_peer(peer, case):
         return {}
 
 
-def check(results_of, dtype, head_dims):
+def check(results_of, precision, head_dims):
     """Judges all cases: what is wrong, the largest ratio of an error to what is allowed, how many cases there were."""
     generator = torch.Generator("cuda").manual_seed(8)
     wrong, worst, cases = [], 0.0, 0
     for D in head_dims:
         for shape in SHAPES:
-            case = Case(shape, D, dtype, generator)
+            case = Case(shape, D, precision, generator)
             if results := results_of(case):
                 found, ratio = case.judge(results)
                 wrong += found
@@ -205,33 +214,34 @@ def peer_call(peer, pass_, q, k, v, d_o, causal):
         return None
 
 
-def time_step(steps, step, dtype, D, N, tokens, causal):
+def time_step(steps, step, precision, D, N, tokens, causal):
     """Rows of COLUMNS, one a peer."""
     B, H = tokens // N, 2048 // D
-    draw = lambda: torch.randn(B, H, N, D, device="cuda").to(dtype)
+    draw = lambda: torch.randn(B, H, N, D, device="cuda").to(TENSORS[precision])
     q, k, v, d_o = draw(), draw(), draw(), draw()
+    options = dict(causal=causal, dtype=precision)
     rows = []
     for pass_, name in ((fs.FORWARD, "forward"), (fs.BACKWARD, "backward")):
-        problem = steps.problem(q, k, causal=causal)
+        problem = steps.problem(q, k, **options)
         if not getattr(step, name) or steps.library.why_not(step.id, pass_, fs.GPU, problem):
             continue
         if pass_ == fs.FORWARD:
-            calls = {step.id: lambda: steps.forward(step.id, q, k, v, causal=causal)}
+            calls = {step.id: lambda: steps.forward(step.id, q, k, v, **options)}
         else:
             o, lse, saved = d_o, torch.full((B, H, N), 1.0, device="cuda"), None
             if step.saved_by:
-                o, lse, saved = steps.forward(step.saved_by, q, k, v, causal=causal)
-            calls = {step.id: lambda: steps.backward(step.id, q, k, v, o, lse, d_o, saved, causal=causal)}
-        grad = [t.detach().clone().requires_grad_() for t in (q, k, v)] if dtype != torch.float8_e4m3fn else []
-        for peer in PEERS if grad else ():
-            too_slow = peer == "math" and dtype != torch.float32
+                o, lse, saved = steps.forward(step.saved_by, q, k, v, **options)
+            calls = {step.id: lambda: steps.backward(step.id, q, k, v, o, lse, d_o, saved, **options)}
+        grad = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        for peer in PEERS:  # PyTorch has none in e4m3: its kernels for the same tensors
+            too_slow = peer == "math" and precision != fs.FP32
             if not too_slow and (call := peer_call(peer, pass_, *grad, d_o, causal)):
                 calls[peer] = call
         ms = in_turn(calls)
         flops = 4 * B * H * N * N * D * (0.5 if causal else 1) * (2.5 if pass_ == fs.BACKWARD else 1)
         mine = ms.pop(step.id)
         for peer, peer_ms in ms.items() or [("", None)]:
-            rows.append((step.id, NAMES[TYPES[dtype]], D, int(causal), N, B, H, name, f"{mine:.6g}", f"{flops / mine / 1e9:.4g}", peer,
+            rows.append((step.id, NAMES[precision], D, int(causal), N, B, H, name, f"{mine:.6g}", f"{flops / mine / 1e9:.4g}", peer,
                          f"{peer_ms:.6g}" if peer_ms else "", f"{flops / peer_ms / 1e9:.4g}" if peer_ms else "",
                          f"{peer_ms / mine:.4g}" if peer_ms else ""))
     return rows
@@ -263,28 +273,28 @@ def main():
 
     failed, rows, judged = 0, [], []
     for step in chosen:
-        for dtype in (TORCH_TYPES[number] for number in step.dtypes):
+        for precision in step.dtypes:
             head_dims = [D for D in (64, 128, 256) if D in step.head_dims]
-            wrong, worst, cases = check(lambda case: results_of_step(steps, step, case), dtype, head_dims)
+            wrong, worst, cases = check(lambda case: results_of_step(steps, step, case), precision, head_dims)
             good = not wrong and cases > 0
             failed += not good
-            judged.append((step.id, NAMES[TYPES[dtype]], cases, f"{worst:.2f}"))
-            print(f"{'ok  ' if good else 'FAIL'} {step.id}, {NAMES[TYPES[dtype]]}: {cases} cases, at most {worst:.2f} of the error allowed",
+            judged.append((step.id, NAMES[precision], cases, f"{worst:.2f}"))
+            print(f"{'ok  ' if good else 'FAIL'} {step.id}, {NAMES[precision]}: {cases} cases, at most {worst:.2f} of the error allowed",
                   flush=True)
             for line in wrong[:5]:
                 print("     " + line)
-    for peer, dtype in (("flash2", torch.bfloat16), ("cudnn", torch.bfloat16), ("efficient", torch.float32)):
-        _, worst, cases = check(lambda case: results_of_peer(peer, case), dtype, (64, 128))
-        judged.append((f"PyTorch's {peer}", NAMES[TYPES[dtype]], cases, f"{worst:.2f}"))
-        print(f"     PyTorch's {peer}, {NAMES[TYPES[dtype]]}, by the same measure: {cases} cases, at most {worst:.2f} of the error allowed")
+    for peer, precision in (("flash2", fs.BF16), ("cudnn", fs.BF16), ("efficient", fs.FP32)):
+        _, worst, cases = check(lambda case: results_of_peer(peer, case), precision, (64, 128))
+        judged.append((f"PyTorch's {peer}", NAMES[precision], cases, f"{worst:.2f}"))
+        print(f"     PyTorch's {peer}, {NAMES[precision]}, by the same measure: {cases} cases, at most {worst:.2f} of the error allowed")
     if not options.check_only:
         print("\n" + "  ".join(COLUMNS))
         for step in chosen:
-            dtype = TORCH_TYPES[step.dtypes[-1]]
-            fp32 = dtype == torch.float32
+            precision = step.dtypes[-1]
+            fp32 = precision == fs.FP32
             for D in (64,) if fp32 else (64, 128):
                 for causal in (False, True):
-                    for row in time_step(steps, step, dtype, D, 1024 if fp32 else 4096, 4096 if fp32 else 16384, causal):
+                    for row in time_step(steps, step, precision, D, 1024 if fp32 else 4096, 4096 if fp32 else 16384, causal):
                         rows.append(row)
                         print("  ".join(map(str, row)), flush=True)
     for path, option, table in ((options.csv, "--csv", [COLUMNS, *rows]),

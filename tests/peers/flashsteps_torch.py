@@ -18,8 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "steps" / "c_interface"))
 import flashsteps as fs
 
-TYPES = {torch.float64: fs.FP64, torch.float32: fs.FP32, torch.float16: fs.FP16, torch.bfloat16: fs.BF16,
-         torch.float8_e4m3fn: fs.E4M3}
+TYPES = {torch.float64: fs.FP64, torch.float32: fs.FP32, torch.float16: fs.FP16, torch.bfloat16: fs.BF16}
 NAMES = {fs.FP64: "fp64", fs.FP32: "fp32", fs.FP16: "fp16", fs.BF16: "bf16", fs.E4M3: "e4m3"}
 
 
@@ -46,10 +45,11 @@ class Steps:
         return [s for s in self.library.steps() if s.on_gpu and s.min_sm <= 10 * major + minor]
 
     @staticmethod
-    def problem(q, k, causal=False, scale=None, dropout=0.0, seed=0, deterministic=False):
+    def problem(q, k, causal=False, scale=None, dropout=0.0, seed=0, deterministic=False, dtype=None):
+        """dtype: E4M3 for a step that makes 8-bit numbers of bf16 tensors; else the tensors' own."""
         B, Hq, Nq, D = q.shape
         return fs.Problem(B, Hq, k.shape[1], Nq, k.shape[2], D, 1 / math.sqrt(D) if scale is None else scale, causal,
-                          dropout, seed, 0, TYPES[q.dtype], deterministic)
+                          dropout, seed, 0, TYPES[q.dtype] if dtype is None else dtype, deterministic)
 
     def memory_needed(self, step, pass_, problem):
         return self._needed(step, pass_, tuple(getattr(problem, name) for name, _ in fs.Problem._fields_))

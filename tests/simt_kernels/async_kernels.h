@@ -69,10 +69,10 @@ struct AsyncKernels {
   static void hand_over(float* out, int rounds);  // warp 0 to warp 1 by named barriers, 32 results
 
   // hopper.cu
-  // Loads the box of 16 rows at `at` of a tensor of 1- or 2-byte elements, and stores it to another one; raw: 2,048
-  // bytes, as they lie in shared memory.
-  static void move_box(bool bytes, const void* from, void* to, const unsigned (&size)[3], const int (&at)[3],
-                       uint8_t* raw);
+  // Loads the box of 16 rows of 128 or 64 bytes at `at` of a tensor of 1- or 2-byte elements, and stores it to another
+  // one; raw: its bytes, as they lie in shared memory.
+  static void move_box(bool bytes, int row_bytes, const void* from, void* to, const unsigned (&size)[3],
+                       const int (&at)[3], uint8_t* raw);
   static void bulk_runs(const float* in, float* out);           // in: 256 floats, out: 512
   static void ring_sum(const float* in, float* out, int rows);  // rows of 32 floats
   static void flag_chain(int* flag, int* list, int blocks);     // 32 ints
@@ -81,7 +81,7 @@ struct AsyncKernels {
 
   // wgmma.cu
   // type: half, bfloat16, e4m3; layout: a and b K-major; a in registers; b, a, both MN-major; b MN-major, a in
-  // registers
+  // registers; a and b K-major in rows of 64 bytes; the same with a in registers
   static void wgmma_product(int type, int layout, int n, const void* a, const void* b, float* d);
   // c [m][64] = a [m][k] · b [64][k]ᵀ in half; m a multiple of 128, k of 64
   static void wgmma_pipeline(const uint16_t* a, const uint16_t* b, float* c, int m, int k);

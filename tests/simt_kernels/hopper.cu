@@ -7,11 +7,11 @@ using namespace flash;
 namespace simt_kernels {
 namespace {
 
-constexpr int kBoxRows = 16, kBoxBytes = kBoxRows * 128;
+constexpr int kBoxRows = 16;
 
 // Loads a box, hands out shared memory as it then is, and stores the box elsewhere.
 __global__ void box(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to, int x, int y, int z,
-                    uint8_t* raw) {
+                    uint8_t* raw, int bytes) {
   uint8_t* tile = dynamic_shared<uint8_t>();
   __shared__ Mbarrier full;
   if (threadIdx.x == 0) {
@@ -21,11 +21,11 @@ __global__ void box(const __grid_constant__ TensorMap from, const __grid_constan
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    mbarrier_arrive_expect_tx(&full, kBoxBytes);
+    mbarrier_arrive_expect_tx(&full, bytes);
     tma_load_3d(tile, &from, x, y, z, &full);
   }
   mbarrier_wait(&full, 0);
-  for (int i = threadIdx.x; i < kBoxBytes; i += 64) raw[i] = tile[i];
+  for (int i = threadIdx.x; i < bytes; i += 64) raw[i] = tile[i];
   __syncthreads();
   if (threadIdx.x == 0) {
     tma_store_3d(&to, tile, x, y, z);
@@ -141,12 +141,15 @@ __global__ void locked(int* lock, int* count) {
 }  // namespace
 
 template <>
-void AsyncKernels<kTarget>::move_box(bool bytes, const void* from, void* to, const unsigned (&size)[3],
+void AsyncKernels<kTarget>::move_box(bool bytes, int row_bytes, const void* from, void* to, const unsigned (&size)[3],
                                      const int (&at)[3], uint8_t* raw) {
   const auto map = [&](const void* base) {
+    if (row_bytes == 64)
+      return bytes ? tensor_map<uint8_t, 64>(base, size, kBoxRows) : tensor_map<__half, 64>(base, size, kBoxRows);
     return bytes ? tensor_map<uint8_t>(base, size, kBoxRows) : tensor_map<__half>(base, size, kBoxRows);
   };
-  launch(box, 1, 64, kBoxBytes, nullptr, map(from), map(to), at[0], at[1], at[2], raw);
+  const int box_bytes = kBoxRows * row_bytes;
+  launch(box, 1, 64, box_bytes, nullptr, map(from), map(to), at[0], at[1], at[2], raw, box_bytes);
 }
 template <>
 void AsyncKernels<kTarget>::bulk_runs(const float* in, float* out) {

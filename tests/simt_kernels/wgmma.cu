@@ -7,31 +7,34 @@ using namespace flash;
 namespace simt_kernels {
 namespace {
 
-// Byte `byte` of row `row` of a tile of rows of 128 bytes, with its pieces exchanged as TMA does it.
-__device__ int swizzled(int row, int byte) { return row * 128 + ((byte / 16 ^ row % 8) * 16) + byte % 16; }
+// Byte `byte` of row `row` of a tile of rows of 128 (or 64) bytes, with its pieces exchanged as TMA does it.
+template <int kRow = 128>
+__device__ int swizzled(int row, int byte) {
+  return row * kRow + ((byte / 16 ^ (kRow == 128 ? row % 8 : row / 2 % 4)) * 16) + byte % 16;
+}
 
 // Puts element (mn, k) of an operand of `kMn` rows where wgmma looks for it.
-template <class Word, Major kMajor>
+template <class Word, Major kMajor, int kRow>
 __device__ void place(uint8_t* tile, int mn, int k, Word element) {
   constexpr int kRowsOfK = 128 / int(sizeof(Word));
-  const int at = kMajor == Major::K ? swizzled(mn, k * int(sizeof(Word)))
+  const int at = kMajor == Major::K ? swizzled<kRow>(mn, k * int(sizeof(Word)))
                                     : mn / 64 * kRowsOfK * 128 + swizzled(k, mn % 64 * int(sizeof(Word)));
   *reinterpret_cast<Word*>(tile + at) = element;
 }
 
-// d [64][kN] = a [64][k] · b [k][kN], with k · sizeof(T) = 128.
-template <int kN, class T, class Word, Major kA, Major kB, bool kRegisters>
+// d [64][kN] = a [64][k] · b [k][kN], with k · sizeof(T) = kRow.
+template <int kN, class T, class Word, Major kA, Major kB, bool kRegisters, int kRow = 128>
 __global__ void product(const Word* a, const Word* b, float* d) {
-  constexpr int kK = 128 / int(sizeof(T)), kSteps = 4;
+  constexpr int kK = kRow / int(sizeof(T)), kSteps = kRow / 32;
   uint8_t* a_tile = dynamic_shared<uint8_t>();
   uint8_t* b_tile = a_tile + 8192;
   const int t = threadIdx.x;
-  for (int i = t; i < 64 * kK; i += 128) place<Word, kA>(a_tile, i / kK, i % kK, a[i]);
-  for (int i = t; i < kK * kN; i += 128) place<Word, kB>(b_tile, i % kN, i / kN, b[i]);
+  for (int i = t; i < 64 * kK; i += 128) place<Word, kA, kRow>(a_tile, i / kK, i % kK, a[i]);
+  for (int i = t; i < kK * kN; i += 128) place<Word, kB, kRow>(b_tile, i % kN, i / kN, b[i]);
   fence_proxy_async();
   __syncthreads();
 
-  const uint64_t a_operand = wgmma_operand(a_tile, 8192), b_operand = wgmma_operand(b_tile, 8192);
+  const uint64_t a_operand = wgmma_operand<kRow>(a_tile, 8192), b_operand = wgmma_operand<kRow>(b_tile, 8192);
   const auto step = [](Major major, int k) { return uint64_t(major == Major::K ? 2 * k : 16 * 128 / 16 * k); };
   const int row = t / 32 * 16 + t % 32 / 4;
   float sum[kN / 2];
@@ -67,6 +70,8 @@ void run(int layout, const void* a, const void* b, float* d) {
   };
   if (layout == 0) return start(product<kN, T, Word, Major::K, Major::K, false>);
   if (layout == 1) return start(product<kN, T, Word, Major::K, Major::K, true>);
+  if (layout == 6) return start(product<kN, T, Word, Major::K, Major::K, false, 64>);
+  if (layout == 7) return start(product<kN, T, Word, Major::K, Major::K, true, 64>);
   if constexpr (sizeof(T) == 2) {
     if (layout == 2) return start(product<kN, T, Word, Major::K, Major::MN, false>);
     if (layout == 3) return start(product<kN, T, Word, Major::MN, Major::K, false>);
