@@ -110,6 +110,28 @@ TEST_CASE("work that is interrupted ends, wherever it is, and gives memory back"
   CHECK(cli::verify(device, Target::cpu, step, Pass::forward, cli::Question(small(), false)).pass);
 }
 
+#ifdef FLASHSTEPS_FAKE_DRIVER
+TEST_CASE("a driver that is too old, finds no GPU, or is not ready: a line each, and the CPU is offered") {
+  const auto refused = [](const std::string& driver, const std::vector<std::string>& words) {
+    INFO(driver);
+    const Ran ran =
+        flashsteps("check 05 --device gpu --seq 5", driver + " LD_LIBRARY_PATH='" FLASHSTEPS_FAKE_DRIVER "' ");
+    CHECK(ran.code == 2);
+    CHECK(ran.out == "");
+    CHECK(lines(ran.err) == 1);
+    for (const std::string& word : words) CHECK_MESSAGE(contains(ran.err, word), word << " in " << ran.err);
+    CHECK(contains(ran.err, "--device cpu runs the same kernels"));
+  };
+  refused("FAKE_DRIVER_VERSION=9020", {"driver is for CUDA 9.2", "update the driver"});
+  refused("FAKE_DRIVER_INIT=100", {"there is no NVIDIA GPU here"});
+  refused("FAKE_DRIVER_INIT=802", {"the GPU cannot be used", "not yet initialized"});
+  const Ran automatic =
+      flashsteps("check 05/forward --seq 5", "FAKE_DRIVER_INIT=100 LD_LIBRARY_PATH='" FLASHSTEPS_FAKE_DRIVER "' ");
+  CHECK(automatic.code == 0);
+  CHECK(contains(automatic.out, "CPU executor"));
+}
+#endif
+
 TEST_CASE("Ctrl-C: one line, exit code 130, nothing written") {
   const Folder folder;
   const std::vector<std::vector<std::string>> commands = {
