@@ -163,6 +163,14 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   expect_refused("check --dtype fp12", {"--dtype", "fp64, fp32, fp16, bf16, e4m3"});
   expect_refused("check --scale nan", {"--scale"});
   expect_refused("check 02 --scale 1e39 --seq 9", {"--scale", "fp32"});
+  expect_refused("check 08/over --scale -2.4e38 --seq 9", {"--scale", "2.35e38"});
+  // The largest that is allowed, with numbers that leave scores of ordinary size.
+  CHECK(flashsteps("check 02 03 04 05 06 --device cpu --no-observe --scale 1e18 --values tiny --seq 40").code == 0);
+  CHECK(flashsteps("check 02/forward 03 04 05 --device cpu --no-observe --scale 2.3e38 --values zeros --seq 9").code ==
+        0);
+  CHECK(flashsteps("check 07 08 --device cpu --no-observe --pass forward --dtype bf16 --scale 2.3e38 --values zeros "
+                   "--seq 9")
+            .code == 0);
   expect_refused("check ''", {"there is no step"});
   expect_refused("check --dropout 1", {"--dropout", "less than 1"});
   expect_refused("check 01 --dropout 0.1 --seq 9", {"01_cpu_attention/attention", "dropout"});

@@ -76,8 +76,9 @@ void validate(const Problem& p) {
     throw Error("--kv-heads: " + std::to_string(p.Hkv) + " does not divide the " + std::to_string(p.Hq) +
                 " query heads; give a divisor of --heads");
   if (!std::isfinite(p.scale)) throw Error("--scale: must be a finite number");
-  if (p.dtype != DType::fp64 && std::fabs(p.scale) > std::numeric_limits<float>::max())
-    throw Error("--scale: is too large for fp32, in which scores are computed; at most 3.4e38");
+  // Kernels that compute 2^x for e^x multiply the scale by log2 e.
+  if (p.dtype != DType::fp64 && std::fabs(p.scale) * 1.4426950408889634 > std::numeric_limits<float>::max())
+    throw Error("--scale: is too large for fp32, in which scores are computed; at most 2.35e38");
   const Quantisation& q = p.quantisation;
   if (q.from != DType::bf16 && q.from != DType::fp32)
     throw Error("--from: a step quantises bf16 or fp32, not " + name_of(q.from));

@@ -35,7 +35,7 @@ struct Problem {
   int Nq = 1;
   int Nk = 1;
   int D = 64;
-  double scale = 0.125;  // any finite number; usually default_scale(D)
+  double scale = 0.125;  // any number that fp32 can hold times log₂ e (fp64: any finite); usually default_scale(D)
   bool causal = false;
   double dropout = 0.0;  // the probability p that a weight is dropped, 0 ≤ p < 1; kept weights grow by 1 / (1 − p)
   uint64_t seed = 0;     // of the dropout mask
