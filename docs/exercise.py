@@ -93,6 +93,8 @@ def main():
         if arguments.folder.exists():
             raise Fault(f"there is a folder {arguments.folder} already; remove it, or choose another")
         copy_to(arguments.folder, known[arguments.exercise], arguments.answer)
+        for path in files(known[arguments.exercise]):
+            print(f"{arguments.folder / Path(path).name}: " + ("the answer" if arguments.answer else f"look for 'Exercise {arguments.exercise}'"))
     except Fault as fault:
         print(f"exercise.py: {fault}", file=sys.stderr)
         return 2

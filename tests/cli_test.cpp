@@ -45,7 +45,6 @@ std::string raw(const std::vector<double>& values) {
   }
   return bytes;
 }
-void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 // The golden case's inputs as files in the folder.
 void write_inputs(const Folder& folder, const Problem& p, const reference::Inputs& inputs) {
@@ -325,6 +324,11 @@ TEST_CASE("run: files that cannot be used are refused by name, and nothing is wr
   refused(npy(dictionary("<f4", "False", "(1, 2, -3, 8)"), data), {"header"});
   refused(npy("{'descr': '<f4'}", data), {"header"});
   refused(npy("nonsense", data), {"header"});
+  refused(npy(dictionary(std::string(60000, 'a'), "False", "(1, 2, 3, 8)"), data), {"only float32"});
+  refused(npy(dictionary("<f4", "False", "(" + std::string(60000, '1') + ")"), data), {"header"});
+  refused(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 3, 8), 'shape': (1, 2, 3, 8)}", data),
+          {"header"});
+  refused(npy("{'descr': '<f4', 'fortran_order': Falsehood, 'shape': (1, 2, 3, 8)}", data), {"header"});
   refused(npy(dictionary("<f4", "False", "(1, 2, 3, 8)"), data, 9), {"version 9"});
   fs::remove(q);
   expect_refused(small.run(), {"q.npy", "cannot be opened"});

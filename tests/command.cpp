@@ -18,6 +18,8 @@ std::string contents(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
 Folder::Folder() {
   std::string name = (fs::temp_directory_path() / "flashsteps_XXXXXX").string();
   REQUIRE(mkdtemp(name.data()) != nullptr);

@@ -8,6 +8,7 @@ namespace flash::tests {
 namespace fs = std::filesystem;
 
 std::string contents(const fs::path& path);
+void write(const std::string& path, const std::string& bytes);
 bool contains(const std::string& text, const std::string& part);
 
 // A folder of the test's own, removed at its end.

@@ -219,42 +219,6 @@ TEST_CASE("inputs: mean 0, variance 1, the same on every machine, and other for 
         std::vector<double>{0.291567325592041, 0.7082386016845703, 0.9415111541748047});
 }
 
-TEST_CASE("steps are found by prefixes; what fits nothing is refused with the list of ids") {
-  const auto ids = [](const std::vector<std::string>& prefixes) {
-    std::vector<std::string> result;
-    for (const RegisteredStep* s : select_steps(prefixes)) result.push_back(s->id);
-    return result;
-  };
-  CHECK(ids({"02"}) == std::vector<std::string>{"02_naive_gpu/forward", "02_naive_gpu/backward"});
-  CHECK(ids({"02/f"}) == std::vector<std::string>{"02_naive_gpu/forward"});
-  CHECK(ids({"02_naive_gpu/backward", "01"}) ==
-        std::vector<std::string>{"01_cpu_attention/attention", "02_naive_gpu/backward"});
-  CHECK(ids({}).size() == all_steps().size());
-  const std::string refusal = message_of([&] { ids({"77"}); });
-  CHECK(contains(refusal, "there is no step '77'"));
-  CHECK(contains(refusal, "02_naive_gpu/forward"));
-  for (const RegisteredStep& step : all_steps()) {
-    CHECK(ids({step.id}) == std::vector<std::string>{step.id});
-    CHECK((step.has(Pass::forward) || step.has(Pass::backward)));
-    CHECK(!step.info().idea.empty());
-  }
-}
-
-TEST_CASE("what a step does not support is refused by name, with what it does support") {
-  const RegisteredStep& step = *select_steps({"02/forward"}).front();
-  Problem p = small();
-  CHECK(!why_unsupported(step, p, Pass::forward));
-  CHECK(contains(*why_unsupported(step, p, Pass::backward), "02_naive_gpu/forward does not support the backward pass"));
-  p.D = 512;
-  CHECK(contains(*why_unsupported(step, p, Pass::forward), "head dim 512; supported: 1-256"));
-  p = small(), p.dtype = DType::bf16;
-  CHECK(contains(*why_unsupported(step, p, Pass::forward), "bf16; supported: fp32"));
-  p = small(), p.Hkv = 1;
-  CHECK(contains(*why_unsupported(step, p, Pass::forward), "grouped key/value heads"));
-  p = small(), p.dropout = 0.1;
-  CHECK(contains(*why_unsupported(*select_steps({"01"}).front(), p, Pass::forward), "dropout"));
-}
-
 TEST_CASE("a buffer begins as NaN, and a write past either end of it is found") {
   Device& device = cpu_device();
   for (long offset : {-1l, -4000l, 0l, 1999l, 2000l, 2001l, 60000l}) {
@@ -318,19 +282,6 @@ TEST_CASE("a workspace that was not asked for cannot be used, and a tensor of th
   tensors.K.pop_back();
   CHECK(contains(message_of([&] { run_step(cpu_device(), Target::host, step, Pass::forward, small(), tensors); }),
                  "K: has 111 elements, the problem needs 112"));
-}
-
-TEST_CASE("scratch memory as reported: quadratic in the lengths for chapter 02, three matrices with dropout") {
-  const RegisteredStep& forward = *select_steps({"02/forward"}).front();
-  const RegisteredStep& backward = *select_steps({"02/backward"}).front();
-  Problem p = small();
-  const size_t matrix = p.scores() * 4;
-  HostTensors tensors = random_tensors(p, 1);
-  CHECK(run_step(cpu_device(), Target::cpu, forward, Pass::forward, p, tensors).scratch_bytes == 2 * matrix);
-  CHECK(run_step(cpu_device(), Target::cpu, backward, Pass::backward, p, tensors).scratch_bytes == 2 * matrix);
-  p.dropout = 0.1;
-  CHECK(run_step(cpu_device(), Target::cpu, forward, Pass::forward, p, tensors).scratch_bytes == 3 * matrix);
-  CHECK(run_step(cpu_device(), Target::cpu, backward, Pass::backward, p, tensors).scratch_bytes == 3 * matrix);
 }
 
 TEST_SUITE_END();

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <regex>
+#include <set>
 
 #include "harness/error.h"
 
@@ -33,12 +33,79 @@ std::string read_bytes(const std::string& path) {
   return bytes;
 }
 
-// The value that stands behind a key of the header's dictionary; empty if there is none.
-std::string value_of(const std::string& dictionary, const std::string& key, const std::string& pattern) {
-  std::smatch match;
-  const bool found = std::regex_search(dictionary, match, std::regex("['\"]" + key + "['\"]\\s*:\\s*" + pattern));
-  return found ? match[1].str() : "";
-}
+// Reads the header's text, a Python dictionary: {'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 3, 4), }.
+// Written out by hand, since std::regex calls itself once a character, and a header may have 65,536.
+class Dictionary {
+ public:
+  explicit Dictionary(const std::string& text) : text_(text) {}
+
+  // False if it is not such a dictionary.
+  bool read(Header& header) {
+    std::set<std::string> keys;
+    if (!take('{')) return false;
+    while (!take('}')) {
+      std::string key;
+      if (!quoted(key) || !take(':') || !keys.insert(key).second) return false;
+      const bool known = key == "descr"           ? quoted(header.type)
+                         : key == "fortran_order" ? truth(header.fortran_order)
+                         : key == "shape"         ? tuple(header.shape)
+                                                  : false;
+      if (!known || (!take(',') && !ahead('}'))) return false;
+    }
+    return keys.size() == 3 && at_end() && !header.type.empty();
+  }
+
+ private:
+  void skip_space() {
+    while (at_ < text_.size() && std::strchr(" \t\n\r", text_[at_]) && text_[at_] != '\0') at_++;
+  }
+  bool at_end() {
+    skip_space();
+    return at_ == text_.size();
+  }
+  bool ahead(char c) {
+    skip_space();
+    return at_ < text_.size() && text_[at_] == c;
+  }
+  bool take(char c) {
+    if (!ahead(c)) return false;
+    at_++;
+    return true;
+  }
+  bool quoted(std::string& value) {
+    const char mark = ahead('\'') ? '\'' : '"';
+    if (!take(mark)) return false;
+    const size_t end = text_.find(mark, at_);
+    if (end == std::string::npos) return false;
+    value = text_.substr(at_, end - at_);
+    at_ = end + 1;
+    return true;
+  }
+  bool truth(bool& value) {
+    skip_space();
+    value = text_.compare(at_, 4, "True") == 0;
+    if (!value && text_.compare(at_, 5, "False") != 0) return false;
+    at_ += value ? 4 : 5;
+    return true;
+  }
+  bool tuple(std::vector<size_t>& sizes) {
+    if (!take('(')) return false;
+    while (!take(')')) {
+      skip_space();
+      size_t digits = 0, size = 0;
+      for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; at_++, digits++) {
+        if (digits == 18) return false;  // no array is that long, and 20 digits are no size_t
+        size = size * 10 + size_t(text_[at_] - '0');
+      }
+      if (digits == 0 || (!take(',') && !ahead(')'))) return false;
+      sizes.push_back(size);
+    }
+    return true;
+  }
+
+  const std::string& text_;
+  size_t at_ = 0;
+};
 
 Header parse_header(const std::string& path, const std::string& bytes) {
   const auto bad = [&](const std::string& what) {
@@ -57,18 +124,7 @@ Header parse_header(const std::string& path, const std::string& bytes) {
   const std::string dictionary = bytes.substr(begin, length);
   Header header;
   header.data_begin = begin + length;
-  header.type = value_of(dictionary, "descr", "['\"]([^'\"]*)['\"]");
-  const std::string order = value_of(dictionary, "fortran_order", "(True|False)");
-  std::smatch shape;
-  const bool has_shape = std::regex_search(dictionary, shape, std::regex("['\"]shape['\"]\\s*:\\s*\\(([0-9, ]*)\\)"));
-  if (header.type.empty() || order.empty() || !has_shape) throw bad("has a header that cannot be understood");
-  header.fortran_order = order == "True";
-  const std::string sizes = shape[1];
-  const std::regex number("[0-9]+");
-  for (std::sregex_iterator it(sizes.begin(), sizes.end(), number), end; it != end; ++it) {
-    if (it->length() > 18) throw bad("has a size of more than 18 digits");
-    header.shape.push_back(std::stoull(it->str()));
-  }
+  if (!Dictionary(dictionary).read(header)) throw bad("has a header that cannot be understood");
   return header;
 }
 

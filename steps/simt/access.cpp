@@ -204,6 +204,7 @@ void* __tsan_memset(void* to, int value, size_t bytes) {
   return std::memset(to, value, bytes);
 }
 
+#ifndef FLASHSTEPS_SANITIZE  // else the sanitizer's own, for host code; no kernels are linked then
 void __ubsan_handle_out_of_bounds(void* /*description*/, uintptr_t index) {
   simt::Observer* observer = simt::observing;
   if (!observer) return;  // host code in a kernel file
@@ -211,6 +212,7 @@ void __ubsan_handle_out_of_bounds(void* /*description*/, uintptr_t index) {
   observer->block().fail(simt::Kind::bad_index, SIMT_CALLER,
                          {{"index " + std::to_string(long(index)) + " of an array of fixed size"}});
 }
+#endif
 
 // In host functions of a kernel file: for static variables, and for the reference counts of the standard library.
 int8_t __tsan_atomic8_load(const volatile int8_t* address, int) { return __atomic_load_n(address, __ATOMIC_SEQ_CST); }

@@ -1,0 +1,88 @@
+// The registry of steps: how they are selected, what they support, what they ask for.
+#include <doctest/doctest.h>
+
+#include <stdexcept>
+
+#include "command.h"
+#include "harness/device.h"
+#include "harness/inputs.h"
+#include "harness/registry.h"
+#include "harness/runner.h"
+
+TEST_SUITE_BEGIN("registry");
+
+namespace {
+using namespace flash;
+using flash::tests::contains;
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::runtime_error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+Problem small() {
+  Problem p;
+  p.Hq = p.Hkv = 2;
+  p.Nq = 5;
+  p.Nk = 7;
+  p.D = 8;
+  p.scale = default_scale(8);
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("steps are found by prefixes; what fits nothing is refused with the list of ids") {
+  const auto ids = [](const std::vector<std::string>& prefixes) {
+    std::vector<std::string> result;
+    for (const RegisteredStep* s : select_steps(prefixes)) result.push_back(s->id);
+    return result;
+  };
+  CHECK(ids({"02"}) == std::vector<std::string>{"02_naive_gpu/forward", "02_naive_gpu/backward"});
+  CHECK(ids({"02/f"}) == std::vector<std::string>{"02_naive_gpu/forward"});
+  CHECK(ids({"02_naive_gpu/backward", "01"}) ==
+        std::vector<std::string>{"01_cpu_attention/attention", "02_naive_gpu/backward"});
+  CHECK(ids({}).size() == all_steps().size());
+  const std::string refusal = message_of([&] { ids({"77"}); });
+  CHECK(contains(refusal, "there is no step '77'"));
+  CHECK(contains(refusal, "02_naive_gpu/forward"));
+  for (const RegisteredStep& step : all_steps()) {
+    CHECK(ids({step.id}) == std::vector<std::string>{step.id});
+    CHECK((step.has(Pass::forward) || step.has(Pass::backward)));
+    CHECK(!step.info().idea.empty());
+  }
+}
+
+TEST_CASE("what a step does not support is refused by name, with what it does support") {
+  const RegisteredStep& step = *select_steps({"02/forward"}).front();
+  Problem p = small();
+  CHECK(!why_unsupported(step, p, Pass::forward));
+  CHECK(contains(*why_unsupported(step, p, Pass::backward), "02_naive_gpu/forward does not support the backward pass"));
+  p.D = 512;
+  CHECK(contains(*why_unsupported(step, p, Pass::forward), "head dim 512; supported: 1-256"));
+  p = small(), p.dtype = DType::bf16;
+  CHECK(contains(*why_unsupported(step, p, Pass::forward), "bf16; supported: fp32"));
+  p = small(), p.Hkv = 1;
+  CHECK(contains(*why_unsupported(step, p, Pass::forward), "grouped key/value heads"));
+  p = small(), p.dropout = 0.1;
+  CHECK(contains(*why_unsupported(*select_steps({"01"}).front(), p, Pass::forward), "dropout"));
+}
+
+TEST_CASE("scratch memory as reported: quadratic in the lengths for chapter 02, three matrices with dropout") {
+  const RegisteredStep& forward = *select_steps({"02/forward"}).front();
+  const RegisteredStep& backward = *select_steps({"02/backward"}).front();
+  Problem p = small();
+  const size_t matrix = p.scores() * 4;
+  HostTensors tensors = random_tensors(p, 1);
+  CHECK(run_step(cpu_device(), Target::cpu, forward, Pass::forward, p, tensors).scratch_bytes == 2 * matrix);
+  CHECK(run_step(cpu_device(), Target::cpu, backward, Pass::backward, p, tensors).scratch_bytes == 2 * matrix);
+  p.dropout = 0.1;
+  CHECK(run_step(cpu_device(), Target::cpu, forward, Pass::forward, p, tensors).scratch_bytes == 3 * matrix);
+  CHECK(run_step(cpu_device(), Target::cpu, backward, Pass::backward, p, tensors).scratch_bytes == 3 * matrix);
+}
+
+TEST_SUITE_END();
