@@ -176,9 +176,8 @@ enum class Side { query, key };  // which of Q and K an output has the rows of
 }  // namespace
 
 Inputs rounded_to_e4m3(const Inputs& inputs, int D, int baseline) {
-  const int scales = kE4m3Baselines / 2;
-  const double largest = format_of(DType::e4m3).largest / std::exp2(double(baseline / 2) / scales);
-  const bool rotate = baseline % 2 == 1 && std::has_single_bit(unsigned(D));
+  const double largest = format_of(DType::e4m3).largest / std::exp2(double(baseline) / kE4m3Baselines);
+  const bool rotate = baseline % 2 == 1 && std::has_single_bit(unsigned(D)) && inputs.dO.empty();
   Inputs rounded;
   rounded.Q = rounded_to_e4m3(rotate ? rotated(inputs.Q, D, baseline) : inputs.Q, largest);
   rounded.K = rounded_to_e4m3(rotate ? rotated(inputs.K, D, baseline) : inputs.K, largest);

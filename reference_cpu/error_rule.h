@@ -57,8 +57,8 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
 // Baselines of e4m3: unfused attention on Q, K and V that have been rounded to e4m3 with one scale each, the largest
 // number becoming 448 or a little less. With so few bits a few numbers may happen to suit a scale, or a score its
 // columns: a large number of Q meets a small one of K. A score that comes out exact by chance would allow no error at
-// all. So there are sixteen: eight scales, 2^(1/8) apart, and each with Q and K in their own columns and rotated at
-// random, which leaves all scores as they are. Even ones are not rotated, nor any where D is no power of two.
+// all. So there are sixteen, their scales 2^(1/16) apart, and of the odd ones Q and K are rotated at random, which
+// leaves all scores as they are; but not gradients, so where there is a dO none are, nor where D is no power of two.
 constexpr int kE4m3Baselines = 16;
 Inputs rounded_to_e4m3(const Inputs& inputs, int D, int baseline);
 
