@@ -340,7 +340,7 @@ TEST_CASE("e4m3: one lucky baseline is not the measure") {
 
   Inputs odd;
   odd.Q = {NAN, INFINITY, -448, 1, 0}, odd.K = {0, 0, 0}, odd.V = {1e-300};
-  const Inputs rounded = rounded_to_e4m3(odd, 5, 1);
+  const Inputs rounded = rounded_to_e4m3(odd, 5, 0);
   CHECK(std::isnan(rounded.Q[0]));
   CHECK(rounded.Q[1] == INFINITY);
   CHECK(rounded.Q[2] == doctest::Approx(-448));
