@@ -63,7 +63,8 @@ void forget_flags() {
 int read_flag(const int* flag) {
   const ObservationPause pause;
   const void* code = SIMT_CALLER;
-  if (observer()) observer()->access<4, false>(uintptr_t(flag), code, /*atomic=*/true);
+  // Asked again and again it counts once: how often is a matter of time.
+  if (observer() && !runner->has_just_asked(flag)) observer()->access<4, false>(uintptr_t(flag), code, /*atomic=*/true);
   const auto read = [&] {
     if (!observer()) return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
     std::lock_guard lock(mutex);
