@@ -116,7 +116,7 @@ class BlockRunner {
   bool is_shared(const void* address, size_t bytes) const;
   bool polls_at(const Fiber& fiber, const void* address) const;
   // Whether what the running thread asked last was this.
-  bool has_just_asked(const void* address) const { return answers[size_t(running->id)].latest.address == address; }
+  bool has_just_asked(const void* address) const { return answers[size_t(running->id)][0].address == address; }
   size_t dynamic_bytes() const { return launch_->smem_bytes; }
   // How many registers each thread of the launch begins with: the most that all can have, in eights.
   int registers_at_launch() const { return std::min(255, 65536 / threads / 8 * 8); }
