@@ -2,7 +2,6 @@
 //
 //     Sᵀ = K Qᵀ      Pᵀ = exp(scale · Sᵀ − LSE)      dPᵀ = V dOᵀ      dSᵀ = Pᵀ ∘ (dPᵀ − D)      D = rowsum(dO ∘ O)
 //     dV = Pᵀ dO     dK = scale · dSᵀ Q              dQ = scale · dS K
-//
 //     Q, O, dO, dQ [B, Hq, Nq, D]   K, V, dK, dV [B, Hkv, Nk, D]   fp16 or bf16     LSE [B, Hq, Nq]   fp32
 //
 // A block owns 128 keys of a head and visits the query tiles that see them, as keys_gradient of chapter 06 does. New:

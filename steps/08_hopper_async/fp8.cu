@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "fp8_tile.h"
+#include "tile_counter.h"
 
 namespace {
 
@@ -263,12 +264,6 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1) fp8(const __grid_constant_
   }
 }
 
-// Makes the counter of the tiles handed out ready. The kernel after it may begin at once, and waits before it counts.
-__global__ void start_counting(int* counter) {
-  grid_dependency_launch();
-  *counter = 0;
-}
-
 // Calls act with the shape that was fastest on an H200. K and V have a scale for each Bc keys, so the quantising
 // kernels ask here, too.
 template <class Act>
@@ -330,14 +325,8 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   a.given_Q = t.Q, a.given_K = t.K, a.given_V = t.V;
   a.O = static_cast<__nv_bfloat16*>(t.O), a.LSE = static_cast<float*>(t.LSE);
   a.scale_log2 = float(std::fabs(p.scale) * 1.4426950408889634 / (p.quantisation.rotation ? D : 1));
-  int* counter = t.scratch<int>("tiles handed out");
-  const int blocks = std::min(a.tiles, multiprocessors());
-  if constexpr (Shape::kCausal) {
-    launch(start_counting, 1, 1, 0, stream, counter);
-    launch_early(fp8<Shape>, blocks, kThreads<Shape>, sizeof(Shared<Shape>), stream, a, counter);
-  } else {
-    launch(fp8<Shape>, blocks, kThreads<Shape>, sizeof(Shared<Shape>), stream, a, counter);
-  }
+  launch_over_tiles<Shape>(fp8<Shape>, kThreads<Shape>, sizeof(Shared<Shape>), stream, a,
+                           t.scratch<int>("tiles handed out"));
 }
 
 void forward(const Problem& p, const Tensors& t, Stream stream) {

@@ -13,7 +13,7 @@
 // Page: docs/08_hopper_async.md.  Source: FlashAttention-3 (Shah et al. 2024), section 3.2 and algorithm 2.
 #include <type_traits>
 
-#include "hopper_tile.h"
+#include "tile_counter.h"
 
 namespace {
 
@@ -277,23 +277,10 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1)
   }
 }
 
-// Makes the counter of the tiles handed out ready. The kernel after it may begin at once, and waits before it counts.
-__global__ void start_counting(int* counter) {
-  grid_dependency_launch();
-  *counter = 0;
-}
-
 template <class Shape>
 void forward_with(const Problem& p, const Tensors& t, Stream stream) {
-  const auto a = arguments_of<Shape>(p, t);
-  int* counter = t.scratch<int>("tiles handed out");
-  const int blocks = std::min(a.tiles, multiprocessors());
-  if constexpr (Shape::kCausal) {
-    launch(start_counting, 1, 1, 0, stream, counter);
-    launch_early(overlapped<Shape>, blocks, kThreads<Shape>, sizeof(Shared<Shape>), stream, a, counter);
-  } else {
-    launch(overlapped<Shape>, blocks, kThreads<Shape>, sizeof(Shared<Shape>), stream, a, counter);
-  }
+  launch_over_tiles<Shape>(overlapped<Shape>, kThreads<Shape>, sizeof(Shared<Shape>), stream, arguments_of<Shape>(p, t),
+                           t.scratch<int>("tiles handed out"));
 }
 
 // The shapes that were fastest on an H200.
