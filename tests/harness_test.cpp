@@ -7,27 +7,19 @@
 #include <set>
 
 #include "cli/verify.h"
+#include "command.h"
 #include "harness/device.h"
 #include "harness/inputs.h"
 #include "harness/problem.h"
 #include "harness/registry.h"
 #include "harness/runner.h"
+#include "message_of.h"
 
 TEST_SUITE_BEGIN("harness");
 
 namespace {
 using namespace flash;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::runtime_error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using flash::tests::contains, flash::tests::message_of;
 
 Problem small() {
   Problem p;

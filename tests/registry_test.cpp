@@ -1,28 +1,18 @@
 // The registry of steps: how they are selected, what they support, what they ask for.
 #include <doctest/doctest.h>
 
-#include <stdexcept>
-
 #include "command.h"
 #include "harness/device.h"
 #include "harness/inputs.h"
 #include "harness/registry.h"
 #include "harness/runner.h"
+#include "message_of.h"
 
 TEST_SUITE_BEGIN("registry");
 
 namespace {
 using namespace flash;
-using flash::tests::contains;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::runtime_error& e) {
-    return e.what();
-  }
-  return "";
-}
+using flash::tests::contains, flash::tests::message_of;
 
 Problem small() {
   Problem p;
