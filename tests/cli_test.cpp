@@ -165,7 +165,12 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   expect_refused("check --scale nan", {"--scale"});
   expect_refused("check 02 --scale 1e39 --seq 9", {"--scale", "fp32"});
   expect_refused("check 08/over --scale -2.4e38 --seq 9", {"--scale", "2.35e38"});
-  // The largest that is allowed, with numbers that leave scores of ordinary size.
+  CHECK(flashsteps("check 01 --device cpu --dtype fp64 --scale -1e300 --values zeros --seq 9").code == 0);
+  // Scores that fp32 cannot hold fail, and it is said why.
+  const Ran past = flashsteps("check 05/forward --device cpu --no-observe --scale 2e38 --seq 9");
+  CHECK(past.code == 1);
+  CHECK(contains(past.out, "which fp32 cannot hold"));
+  // The largest scale that is allowed, with numbers that leave scores of ordinary size.
   CHECK(flashsteps("check 02 03 04 05 06 --device cpu --no-observe --scale 1e18 --values tiny --seq 40").code == 0);
   CHECK(flashsteps("check 02/forward 03 04 05 --device cpu --no-observe --scale 2.3e38 --values zeros --seq 9").code ==
         0);
