@@ -69,8 +69,14 @@ for part in "${parts[@]}"; do
     done ;;
   accuracy_08_fp8)
     file=$folder/h200_$part.csv
-    echo "# date $(date +%F); GPU $gpu; command: docs/results/measure.sh FOLDER $flashsteps $part, which runs flashsteps accuracy" > "$file"
-    "$flashsteps" accuracy --format csv >> "$file" ;;
+    echo "# date $(date +%F); GPU $gpu; command: docs/results/measure.sh FOLDER $flashsteps $part, which runs flashsteps accuracy --head-dim D (16 heads, N 4,096, 512 rows of O compared); paper: FlashAttention-3 (Shah et al. 2024), Table 3, whose N and head dim are not given" > "$file"
+    echo "head_dim,dtype,how,rmse,relative" >> "$file"
+    for d in 64 128 256; do
+      "$flashsteps" accuracy --head-dim $d --format csv | tail -n +2 | awk -F, -v d=$d '{ print d "," $1 "," $2 "," $4 "," $5 }' >> "$file"
+    done
+    # FlashAttention-3, Table 3
+    printf 'paper,%s,\n' fp16,unfused,3.2e-4 fp16,fused,1.9e-4 "e4m3,tensor scales,2.4e-2" "e4m3,tile scales and rotation,9.1e-3" \
+      "e4m3,without tile scales,9.3e-3" "e4m3,without rotation,2.4e-2" >> "$file" ;;
   peers_bf16) python3 "$here/time_peers.py" forward "$folder/h200_peers_bf16.csv" --sustained ;;
   peers_bf16_backward) python3 "$here/time_peers.py" backward "$folder/h200_peers_bf16_backward.csv" --head-dims 64 128 ;;
   *) echo "measure.sh: no part '$part'; there are ${parts[*]}" >&2; exit 2 ;;
