@@ -3,23 +3,33 @@
 #include "simt/traffic.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 namespace simt {
 namespace {
 
-// The two shapes that nearly all requests have, recognised without sorting.
-struct Shape {
-  bool one_address;  // all lanes want the same
-  bool contiguous;   // all 32 lanes, each next to the one before
-};
-Shape shape_of(const Request& request, unsigned access_bytes) {
-  if (request.mask != ~0u) return {false, false};
-  uint32_t same = 0, next = 0;
-  for (unsigned lane = 1; lane < 32; ++lane) {
-    same |= request.address[lane] ^ request.address[0];
-    next |= request.address[lane] ^ (request.address[0] + lane * access_bytes);
-  }
-  return {same == 0, next == 0};
+constexpr unsigned kAllLanes = ~0u;
+constexpr uint32_t kFar = UINT32_MAX / 64;  // lanes farther from each other may come to the same place modulo 4 GB
+
+unsigned lanes_in(unsigned mask) { return unsigned(__builtin_popcount(mask)); }
+unsigned lowest_lane(unsigned mask) { return unsigned(__builtin_ctz(mask)); }
+unsigned highest_lane(unsigned mask) { return 31 - unsigned(__builtin_clz(mask)); }
+// Whether no lane is left out between the first and the last.
+bool is_run(unsigned mask) {
+  const unsigned run = mask >> lowest_lane(mask);
+  return (run & (run + 1)) == 0;
+}
+uint32_t magnitude(uint32_t stride) { return int32_t(stride) < 0 ? 0 - stride : stride; }
+unsigned divide_up(unsigned a, unsigned b) { return (a + b - 1) / b; }
+
+// The same request with its addresses listed.
+Request list(const Request& request) {
+  Request result = request;
+  if (request.listed) return result;
+  for (unsigned lane = 0; lane < 32; ++lane) result.address[lane] = request.base + lane * request.stride;
+  result.listed = 1;
+  return result;
 }
 
 // Sorts and returns how many are different.
@@ -58,38 +68,83 @@ unsigned passes_over_banks(const Request& request, unsigned access_bytes, unsign
   return most;
 }
 
+// Sectors of lanes at equal distances, where that is enough to tell: each lane has its own, or they leave none out.
+std::optional<Transactions> sectors_in_line(const Request& request, unsigned access_bytes) {
+  const uint32_t distance = magnitude(request.stride);
+  if (distance == 0) return Transactions{1, 1};
+  if (distance > kFar) return std::nullopt;
+  const unsigned ideal = divide_up(lanes_in(request.mask) * access_bytes, 32);
+  if (distance >= 32) return Transactions{lanes_in(request.mask), ideal};
+  if (!is_run(request.mask)) return std::nullopt;
+  uint32_t low = request.base + lowest_lane(request.mask) * request.stride;
+  uint32_t high = request.base + highest_lane(request.mask) * request.stride;
+  if (int32_t(request.stride) < 0) std::swap(low, high);
+  return Transactions{(low % 32 + (high - low)) / 32 + 1, ideal};
+}
+
+// Passes over the banks for lanes at equal distances, where that is enough to tell.
+std::optional<Transactions> wavefronts_in_line(const Request& request, unsigned access_bytes) {
+  const uint32_t distance = magnitude(request.stride);
+  if (access_bytes == 4 && distance % 4 == 0 && distance <= kFar && is_run(request.mask)) {
+    if (distance == 0) return Transactions{1, 1};
+    const unsigned words = distance / 4, power_of_two = words & -words;
+    const unsigned banks = 32 / std::min(32u, power_of_two);  // that the lanes go round and round
+    return Transactions{divide_up(lanes_in(request.mask), banks), 1};
+  }
+  if (access_bytes < 8 || request.mask != kAllLanes) return std::nullopt;
+  if (distance == 0) return Transactions{access_bytes / 8, access_bytes / 8};
+  if (request.stride == access_bytes) return Transactions{access_bytes / 4, access_bytes / 4};
+  return std::nullopt;
+}
+
 }  // namespace
 
+// The first lane, the second one, which shows the distance, and those that are somewhere else.
+void Request::get_in_line(unsigned lane, uint32_t at) {
+  if (mask == 0) {
+    base = at;
+    stride = 0;
+    return;
+  }
+  const unsigned first = lowest_lane(mask);
+  if (!listed && mask == 1u << first && (lane == first + 1 || lane + 1 == first)) {
+    stride = lane > first ? at - base : base - at;
+    base = at - lane * stride;
+    return;
+  }
+  if (!listed) *this = list(*this);
+  address[lane] = at;
+}
+
 Transactions sectors(const Request& request, unsigned access_bytes) {
-  const Shape shape = shape_of(request, access_bytes);
-  if (shape.one_address) return {1, 1};
-  const uint32_t first = request.address[0];
-  if (shape.contiguous) return {(first + 32 * access_bytes - 1) / 32 - first / 32 + 1, access_bytes};
+  if (!request.listed)
+    if (const auto known = sectors_in_line(request, access_bytes)) return *known;
+  const Request listed = list(request);
   uint32_t touched[32];
   unsigned count = 0;
   for (unsigned lanes = request.mask; lanes; lanes &= lanes - 1) {
-    const uint32_t address = request.address[__builtin_ctz(lanes)];
+    const uint32_t address = listed.address[__builtin_ctz(lanes)];
     if (count == 0 || touched[count - 1] != address) touched[count++] = address;
   }
   count = count_different(touched, touched + count);
-  const unsigned ideal = (count * access_bytes + 31) / 32;
+  const unsigned ideal = divide_up(count * access_bytes, 32);
   for (unsigned i = 0; i < count; ++i) touched[i] /= 32;  // an access is aligned to its size: it lies in one sector
   return {count_different(touched, touched + count), ideal};
 }
 
 Transactions wavefronts(const Request& request, unsigned access_bytes) {
+  if (!request.listed)
+    if (const auto known = wavefronts_in_line(request, access_bytes)) return *known;
   // Of accesses of 8 or 16 bytes, half or a quarter of the lanes are served at a time; twice as many where neighbours
   // want the same, as measured on an H200.
   const unsigned lanes_at_once = access_bytes <= 4 ? 32 : 128 / access_bytes;
   const unsigned lanes_together = std::min(32u, 2 * lanes_at_once);
-  const Shape shape = shape_of(request, access_bytes);
-  if (shape.one_address) return {32 / lanes_together, 32 / lanes_together};
-  if (shape.contiguous && access_bytes >= 4) return {32 / lanes_at_once, 32 / lanes_at_once};
+  const Request listed = list(request);
   Transactions result;
   for (unsigned first = 0; first < 32; first += lanes_together) {
-    const unsigned at_once = neighbours_agree(request, first, lanes_together) ? lanes_together : lanes_at_once;
+    const unsigned at_once = neighbours_agree(listed, first, lanes_together) ? lanes_together : lanes_at_once;
     for (unsigned lane = first; lane < first + lanes_together; lane += at_once) {
-      const unsigned passes = passes_over_banks(request, access_bytes, lane, lane + at_once);
+      const unsigned passes = passes_over_banks(listed, access_bytes, lane, lane + at_once);
       result.taken += passes;
       result.ideal += passes > 0;
     }
