@@ -40,8 +40,9 @@ void Observer::resume(int thread) {
   turn_ = kAccessesPerTurn;
 }
 
-inline void Observer::end_turn() {
-  if (--turn_ == 0) block_.yield();
+SIMT_INLINE void Observer::end_turn() {
+  if (--turn_ == 0) [[unlikely]]
+    block_.yield();
 }
 
 // Checks one cell against this access, and notes the access there. After a read by one thread and another one by a
@@ -111,33 +112,49 @@ void Observer::check_range(const Site& site, uintptr_t address, size_t bytes, bo
 template void Observer::check_range<false>(const Site&, uintptr_t, size_t, bool);
 template void Observer::check_range<true>(const Site&, uintptr_t, size_t, bool);
 
+// The site of an access that is not, or not with this array, the one last seen at this place in the code.
 template <unsigned kSize, bool kWrite>
-inline void Observer::access(uintptr_t address, const void* code, bool atomic) {
-  if (address - uintptr_t(block_.stacks) < kMaxThreads * kStackBytes) return;  // a local variable
-  Site*& recent = recent_[uintptr_t(code) % kRecentSites];
-  Site* site = recent;
-  if (site->code != code || !site->region->contains(address, kSize)) {
-    site = site_of(address, kSize, kWrite, code);
-    if (!site) return;  // constant memory
-    recent = site;
-  }
-  if (address % kSize != 0) misaligned(*site, address);
+[[gnu::noinline]] Site* Observer::other_site(uintptr_t address, const void* code) {
+  Site* site = site_of(address, kSize, kWrite, code);
+  if (site) recent_[uintptr_t(code) % kRecentSites] = site;
+  return site;
+}
 
+SIMT_INLINE void Observer::count(Site& site, uintptr_t address) {
   const unsigned warp = unsigned(me_) / kWarpSize, lane = unsigned(me_) % kWarpSize;
-  RequestStream& stream = site->streams[warp];
-  if (!stream.in_use()) open_streams_[warp].push_back(site);
-  stream.add(lane, uint32_t(address), lanes_of_warp_[warp], [&](const Request& request) { retire(*site, request); });
+  if (!site.streams[warp].add_expected(lane, uint32_t(address))) [[unlikely]]
+    count_unexpected(site, address);
+}
 
-  uint8_t* written = site->region->written(address);
-  const bool in_flight = site->region->has_copies && any_in_flight<kSize>(written);
+// Checks that bytes that are read have been written, and notes those that are. Returns false if a copy has still to
+// fill them: then there is nothing else to be said about this access.
+template <unsigned kSize, bool kWrite>
+SIMT_INLINE bool Observer::check_written(const Site& site, uintptr_t address, bool atomic) {
+  Region& region = *site.region;
+  if (region.is_all_written()) return true;
+  uint8_t* written = region.written(address);
+  const bool in_flight = region.has_copies && any_in_flight<kSize>(written);
   if (in_flight) {
-    unfinished(*site, address);
-  } else if ((!kWrite || atomic) && !all_written<kSize>(written) && site->region->checks_writing) {
-    uninitialised(*site, address);
+    unfinished(site, address);
+  } else if ((!kWrite || atomic) && !all_written<kSize>(written) && region.checks_writing) {
+    uninitialised(site, address);
   }
   if (kWrite) std::memset(written, kWritten, kSize);
+  return !in_flight;
+}
 
-  if (!in_flight) check_order<kSize, kWrite>(*site, address, atomic);
+template <unsigned kSize, bool kWrite>
+SIMT_INLINE void Observer::access(uintptr_t address, const void* code, bool atomic) {
+  if (address - uintptr_t(block_.stacks) < kMaxThreads * kStackBytes) return;  // a local variable
+  Site* site = recent_[uintptr_t(code) % kRecentSites];
+  if (site->code != code || !site->region->contains(address, kSize)) [[unlikely]] {
+    site = other_site<kSize, kWrite>(address, code);
+    if (!site) return;  // constant memory
+  }
+  if (address % kSize != 0) [[unlikely]]
+    misaligned(*site, address);
+  count(*site, address);
+  if (check_written<kSize, kWrite>(*site, address, atomic)) check_order<kSize, kWrite>(*site, address, atomic);
 }
 
 template void Observer::access<4, true>(uintptr_t, const void*, bool);
@@ -153,7 +170,7 @@ template void Observer::access<16, false>(uintptr_t, const void*, bool);
 namespace {
 
 template <unsigned kSize, bool kWrite>
-inline __attribute__((always_inline)) void report_access(const void* address, const void* code) {
+SIMT_INLINE void report_access(const void* address, const void* code) {
   simt::Observer* observer = simt::observing;
   if (!observer) return;
   observer->access<kSize, kWrite>(uintptr_t(address), code, false);

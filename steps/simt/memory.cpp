@@ -61,6 +61,12 @@ void Region::forget_accesses() {
 void Region::mark(uintptr_t address, size_t size, Written state) {
   std::memset(written(address), state, size);
   has_copies |= state == kInFlight;
+  if (state != kWritten) all_written_ = false;
+}
+
+void Region::look_whether_all_written() {
+  if (all_written_) return;
+  all_written_ = std::all_of(written_, written_ + bytes, [](uint8_t state) { return state == kWritten; });
 }
 
 // ---- Arrays in device memory
@@ -187,7 +193,10 @@ void observe_device_memory() {
   if (bytes > (size_t(64) << 20) && bytes > available_bytes())
     throw flash::Error("out of memory: observing device memory takes " + std::to_string(bytes) + " bytes more, " +
                        std::to_string(available_bytes()) + " are free; try a smaller problem");
-  for (const auto& [end, array] : arrays) array->observe();
+  for (const auto& [end, array] : arrays) {
+    array->observe();
+    array->look_whether_all_written();
+  }
 }
 
 }  // namespace simt

@@ -179,7 +179,7 @@ Site& Observer::find_or_add_site(const void* code, bool shared, bool write, unsi
     site->code = code;
     site->number = number_of_site(code);
     site->size = size;
-    site->streams.resize(lanes_of_warp_.size());
+    for (const unsigned lanes : lanes_of_warp_) site->streams.emplace_back(lanes);
     site->traffic = {code, shared, write, {}};
     if (site->number >= kMostSites)
       block_.fail(Kind::limit, code,
@@ -190,19 +190,28 @@ Site& Observer::find_or_add_site(const void* code, bool shared, bool write, unsi
 
 // ---- Traffic
 
-void Observer::retire(Site& site, const Request& request) {
+// What count() leaves over: beginnings and ends of requests, and lanes that are not in line.
+void Observer::count_unexpected(Site& site, uintptr_t address) {
+  const int warp = me_ / kWarpSize;
+  RequestStream& stream = site.streams[size_t(warp)];
+  if (!stream.in_use()) open_streams_[size_t(warp)].push_back(&site);
+  stream.add(unsigned(me_ % kWarpSize), uint32_t(address),
+             [&](const Request& request, const Addresses* list) { retire(site, request, list); });
+}
+
+void Observer::retire(Site& site, const Request& request, const Addresses* list) {
   Traffic& traffic = site.traffic.traffic;
   const unsigned bytes = unsigned(__builtin_popcount(request.mask)) * site.size;
   (site.traffic.write ? traffic.write_bytes : traffic.read_bytes) += bytes;
   ++traffic.requests;
-  const Transactions transactions = (site.traffic.shared ? wavefronts : sectors)(request, site.size);
+  const Transactions transactions = (site.traffic.shared ? wavefronts : sectors)(request, list, site.size);
   traffic.transactions += transactions.taken;
   traffic.ideal_transactions += transactions.ideal;
 }
 
 void Observer::flush(int warp) {
   for (Site* site : open_streams_[warp])
-    site->streams[warp].flush([&](const Request& request) { retire(*site, request); });
+    site->streams[warp].flush([&](const Request& request, const Addresses* list) { retire(*site, request, list); });
   open_streams_[warp].clear();
 }
 

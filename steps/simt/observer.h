@@ -116,6 +116,12 @@ class Observer {
   BlockRunner& block() { return block_; }
 
  private:
+  template <unsigned kSize, bool kWrite>
+  Site* other_site(uintptr_t address, const void* code);
+  void count(Site& site, uintptr_t address);
+  void count_unexpected(Site& site, uintptr_t address);
+  template <unsigned kSize, bool kWrite>
+  bool check_written(const Site& site, uintptr_t address, bool atomic);
   template <bool kWrite>
   void check_cell(const Site& site, Cell& cell, uintptr_t address, bool atomic);
   template <unsigned kSize, bool kWrite>
@@ -150,7 +156,7 @@ class Observer {
   Region* static_region_at(uintptr_t address);
   Region* shared_region_at(uintptr_t address);
   void stamp_writes(Region& region, uintptr_t address, size_t bytes, uint64_t moment);
-  void retire(Site& site, const Request& request);
+  void retire(Site& site, const Request& request, const Addresses* list);
   void flush(int warp);
   void check_moments();
 

@@ -77,6 +77,10 @@ class Region {
   void observe_bytes();    // makes the cells for bytes
   void forget_accesses();  // as if nobody had accessed it
   void mark(uintptr_t address, size_t size, Written state);
+  // Whether every byte is known to be written: then none need be looked at. Found out by a look at all of them, which
+  // an array is worth once for each launch while no kernel runs.
+  bool is_all_written() const { return all_written_; }
+  void look_whether_all_written();
 
   const Space space;
   const uintptr_t begin;
@@ -88,6 +92,7 @@ class Region {
  private:
   const uintptr_t base_;   // begin, rounded down to a word
   const size_t capacity_;  // of the shadow, in bytes of memory
+  bool all_written_ = false;
   uint8_t* written_ = nullptr;
   Cell* words_ = nullptr;
   std::atomic<Cell*> bytes_ = nullptr;

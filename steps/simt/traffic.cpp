@@ -23,15 +23,6 @@ bool is_run(unsigned mask) {
 uint32_t magnitude(uint32_t stride) { return int32_t(stride) < 0 ? 0 - stride : stride; }
 unsigned divide_up(unsigned a, unsigned b) { return (a + b - 1) / b; }
 
-// The same request with its addresses listed.
-Request list(const Request& request) {
-  Request result = request;
-  if (request.listed) return result;
-  for (unsigned lane = 0; lane < 32; ++lane) result.address[lane] = request.base + lane * request.stride;
-  result.listed = 1;
-  return result;
-}
-
 // Sorts and returns how many are different.
 unsigned count_different(uint32_t* begin, uint32_t* end) {
   if (!std::is_sorted(begin, end)) std::sort(begin, end);
@@ -39,12 +30,12 @@ unsigned count_different(uint32_t* begin, uint32_t* end) {
 }
 
 // Whether each of the lanes [first, first + count) wants what its neighbour wants, or what the one next to that wants.
-bool neighbours_agree(const Request& request, unsigned first, unsigned count) {
+bool neighbours_agree(unsigned mask, const Addresses& list, unsigned first, unsigned count) {
   bool next = true, next_but_one = true;
   for (unsigned lane = first; lane < first + count; ++lane) {
     const auto agree = [&](unsigned other) {
-      const bool both = request.mask >> lane & request.mask >> other & 1;
-      return !both || request.address[lane] == request.address[other];
+      const bool both = mask >> lane & mask >> other & 1;
+      return !both || list[lane] == list[other];
     };
     next = next && agree(lane ^ 1);
     next_but_one = next_but_one && agree(lane ^ 2);
@@ -53,12 +44,12 @@ bool neighbours_agree(const Request& request, unsigned first, unsigned count) {
 }
 
 // Passes for the lanes [first, end), served together.
-unsigned passes_over_banks(const Request& request, unsigned access_bytes, unsigned first, unsigned end) {
+unsigned passes_over_banks(unsigned mask, const Addresses& list, unsigned access_bytes, unsigned first, unsigned end) {
   uint32_t words[32 * 4];
   unsigned count = 0;
   for (unsigned lane = first; lane < end; ++lane) {
-    if (!(request.mask >> lane & 1)) continue;
-    const uint32_t address = request.address[lane];
+    if (!(mask >> lane & 1)) continue;
+    const uint32_t address = list[lane];
     for (uint32_t word = address / 4; word <= (address + access_bytes - 1) / 4; ++word)
       if (count == 0 || words[count - 1] != word) words[count++] = word;
   }
@@ -97,33 +88,11 @@ std::optional<Transactions> wavefronts_in_line(const Request& request, unsigned 
   return std::nullopt;
 }
 
-}  // namespace
-
-// The first lane, the second one, which shows the distance, and those that are somewhere else.
-void Request::get_in_line(unsigned lane, uint32_t at) {
-  if (mask == 0) {
-    base = at;
-    stride = 0;
-    return;
-  }
-  const unsigned first = lowest_lane(mask);
-  if (!listed && mask == 1u << first && (lane == first + 1 || lane + 1 == first)) {
-    stride = lane > first ? at - base : base - at;
-    base = at - lane * stride;
-    return;
-  }
-  if (!listed) *this = list(*this);
-  address[lane] = at;
-}
-
-Transactions sectors(const Request& request, unsigned access_bytes) {
-  if (!request.listed)
-    if (const auto known = sectors_in_line(request, access_bytes)) return *known;
-  const Request listed = list(request);
+Transactions sectors_of_list(unsigned mask, const Addresses& list, unsigned access_bytes) {
   uint32_t touched[32];
   unsigned count = 0;
-  for (unsigned lanes = request.mask; lanes; lanes &= lanes - 1) {
-    const uint32_t address = listed.address[__builtin_ctz(lanes)];
+  for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
+    const uint32_t address = list[lowest_lane(lanes)];
     if (count == 0 || touched[count - 1] != address) touched[count++] = address;
   }
   count = count_different(touched, touched + count);
@@ -132,24 +101,84 @@ Transactions sectors(const Request& request, unsigned access_bytes) {
   return {count_different(touched, touched + count), ideal};
 }
 
-Transactions wavefronts(const Request& request, unsigned access_bytes) {
-  if (!request.listed)
-    if (const auto known = wavefronts_in_line(request, access_bytes)) return *known;
+Transactions wavefronts_of_list(unsigned mask, const Addresses& list, unsigned access_bytes) {
   // Of accesses of 8 or 16 bytes, half or a quarter of the lanes are served at a time; twice as many where neighbours
   // want the same, as measured on an H200.
   const unsigned lanes_at_once = access_bytes <= 4 ? 32 : 128 / access_bytes;
   const unsigned lanes_together = std::min(32u, 2 * lanes_at_once);
-  const Request listed = list(request);
   Transactions result;
   for (unsigned first = 0; first < 32; first += lanes_together) {
-    const unsigned at_once = neighbours_agree(listed, first, lanes_together) ? lanes_together : lanes_at_once;
+    const unsigned at_once = neighbours_agree(mask, list, first, lanes_together) ? lanes_together : lanes_at_once;
     for (unsigned lane = first; lane < first + lanes_together; lane += at_once) {
-      const unsigned passes = passes_over_banks(listed, access_bytes, lane, lane + at_once);
+      const unsigned passes = passes_over_banks(mask, list, access_bytes, lane, lane + at_once);
       result.taken += passes;
       result.ideal += passes > 0;
     }
   }
   return result;
+}
+
+}  // namespace
+
+Transactions sectors(const Request& request, const Addresses* list, unsigned access_bytes) {
+  if (list) return sectors_of_list(request.mask, *list, access_bytes);
+  if (const auto known = sectors_in_line(request, access_bytes)) return *known;
+  return sectors_of_list(request.mask, request.addresses_in_line(), access_bytes);
+}
+
+Transactions wavefronts(const Request& request, const Addresses* list, unsigned access_bytes) {
+  if (list) return wavefronts_of_list(request.mask, *list, access_bytes);
+  if (const auto known = wavefronts_in_line(request, access_bytes)) return *known;
+  return wavefronts_of_list(request.mask, request.addresses_in_line(), access_bytes);
+}
+
+// ---- Putting them together
+
+bool Request::add_in_line(unsigned lane, uint32_t address) {
+  if (is_listed) return false;
+  if (mask == 0) {
+    base = address;
+    stride = 0;
+  } else if (!expects(lane, address)) {
+    const unsigned first = lowest_lane(mask);
+    if (mask != 1u << first || (lane != first + 1 && lane + 1 != first)) return false;
+    stride = lane > first ? address - base : base - address;
+    base = address - lane * stride;
+  }
+  mask |= 1u << lane;
+  return true;
+}
+
+Addresses Request::addresses_in_line() const {
+  Addresses all;
+  for (unsigned lane = 0; lane < 32; ++lane) all[lane] = base + lane * stride;
+  return all;
+}
+
+// Begins the next request, in a larger ring if this one is full.
+void RequestStream::open() {
+  if (opened_ - retired_ == requests_.size()) {
+    const std::vector<Request> requests =
+        std::exchange(requests_, std::vector<Request>(std::max<size_t>(32, 2 * requests_.size())));
+    const std::vector<Addresses> lists =
+        std::exchange(lists_, std::vector<Addresses>(lists_.empty() ? 0 : requests_.size()));
+    for (uint32_t position = retired_; position != opened_; ++position) {
+      const size_t before = position & (requests.size() - 1);
+      request_at(position) = requests[before];
+      if (!lists.empty()) lists_[slot(position)] = lists[before];
+    }
+  }
+  request_at(opened_++) = Request();
+}
+
+void RequestStream::add_to_list(uint32_t position, unsigned lane, uint32_t address) {
+  if (lists_.empty()) lists_.resize(requests_.size());
+  Request& request = request_at(position);
+  Addresses& list = lists_[slot(position)];
+  if (!request.is_listed) list = request.addresses_in_line();
+  list[lane] = address;
+  request.is_listed = 1;
+  request.mask |= 1u << lane;
 }
 
 }  // namespace simt
