@@ -38,24 +38,24 @@ Region::Region(Space space, uintptr_t begin, size_t bytes, std::string name)
 
 Region::~Region() {
   release_zeros(written_, capacity_);
-  if (words_) release_zeros(words_, capacity_ / 4 * sizeof(Cell));
-  if (has_byte_cells()) release_zeros(bytes_, capacity_ * sizeof(Cell));
+  if (words_) release_zeros(words_, capacity_ / 4 * Cells::kBytes);
+  if (has_byte_cells()) release_zeros(bytes_, capacity_ * Cells::kBytes);
 }
 
 void Region::observe() {
-  if (!words_) words_ = static_cast<Cell*>(reserve_zeros(capacity_ / 4 * sizeof(Cell)));
+  if (!words_) words_ = static_cast<Moments>(reserve_zeros(capacity_ / 4 * Cells::kBytes));
 }
 
 void Region::observe_bytes() {
   static std::mutex one_at_a_time;  // two workers may want them
   std::lock_guard lock(one_at_a_time);
-  if (!has_byte_cells()) bytes_ = static_cast<Cell*>(reserve_zeros(capacity_ * sizeof(Cell)));
+  if (!has_byte_cells()) bytes_ = static_cast<Moments>(reserve_zeros(capacity_ * Cells::kBytes));
 }
 
 void Region::forget_accesses() {
   // The system puts zeros in the place of pages given back.
-  if (words_) madvise(words_, capacity_ / 4 * sizeof(Cell), MADV_DONTNEED);
-  if (has_byte_cells()) madvise(bytes_, capacity_ * sizeof(Cell), MADV_DONTNEED);
+  if (words_) madvise(words_, capacity_ / 4 * Cells::kBytes, MADV_DONTNEED);
+  if (has_byte_cells()) madvise(bytes_, capacity_ * Cells::kBytes, MADV_DONTNEED);
 }
 
 void Region::mark(uintptr_t address, size_t size, Written state) {
@@ -188,7 +188,7 @@ size_t available_bytes() {
 void observe_device_memory() {
   size_t bytes = 0;
   for (const auto& [end, array] : arrays)
-    if (!array->is_observed()) bytes += array->bytes + array->bytes / 4 * sizeof(Cell);
+    if (!array->is_observed()) bytes += array->bytes + array->bytes / 4 * Cells::kBytes;
   // Most of what programs use is small; the system need not be asked for it.
   if (bytes > (size_t(64) << 20) && bytes > available_bytes())
     throw flash::Error("out of memory: observing device memory takes " + std::to_string(bytes) + " bytes more, " +
@@ -196,6 +196,7 @@ void observe_device_memory() {
   for (const auto& [end, array] : arrays) {
     array->observe();
     array->look_whether_all_written();
+    array->set_has_writes(false);
   }
 }
 

@@ -63,6 +63,7 @@ void Observer::begin_launch(const Launch& launch) {
   launch_ = &launch;
   launch_floor_ = Moment::stamp(first_block, 0, 0);
   recent_.fill(&nowhere_);
+  pending_.clear();
   sites_.clear();
   told_.clear();
   touched_.clear();
@@ -107,6 +108,7 @@ void Observer::forget_accesses() {
 }
 
 void Observer::met(const std::vector<int>& members, bool orders_memory) {
+  settle();
   complete_requests(members);
   if (!orders_memory) return;
   order_.join(members);
@@ -168,6 +170,7 @@ Site* Observer::site_of(uintptr_t address, unsigned size, bool write, const void
   }
   if (!region || !region->contains(address, size)) out_of_bounds(address, size, write, code);
   Site& site = find_or_add_site(code, region->space == Space::shared, write, size);
+  if (site.region != region) settle_run(site);
   site.region = region;
   return &site;
 }

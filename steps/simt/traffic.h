@@ -5,6 +5,7 @@
 // all of the warp's lanes last met, is taken for the same instruction. Where lanes go different ways through a loop
 // this may pair accesses that a GPU would not; in code without such loops the counts are exact.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -51,17 +52,22 @@ class RequestStream {
  public:
   explicit RequestStream(unsigned all_lanes) : all_lanes_(all_lanes) {}
 
-  // What happens nearly always: a lane's next access belongs to a request that is open, is where it is expected, and is
-  // not the last one. Else it does nothing and returns false.
-  bool add_expected(unsigned lane, uint32_t address) {
-    const uint32_t position = count_[lane];
-    if (position - retired_ >= opened_ - retired_) return false;
-    Request& request = request_at(position);
-    const unsigned mask = request.mask | 1u << lane;
-    if (!request.expects(lane, address) || (mask == all_lanes_ && position == retired_)) return false;
-    request.mask = mask;
-    count_[lane] = position + 1;
-    return true;
+  // Adds a lane's next `count` accesses, at equal distances, as long as that is easy: each belongs to a request that is
+  // open, is where it is expected, and is not the last one. Returns how many were added.
+  unsigned add_expected(unsigned lane, uint32_t address, uint32_t stride, unsigned count) {
+    const uint32_t first = count_[lane], open = first - retired_ < opened_ - retired_ ? opened_ - first : 0;
+    const uint32_t can_complete = first == retired_ ? first : opened_;  // the oldest; none before it is
+    const unsigned bit = 1u << lane;
+    unsigned added = 0;
+    for (const unsigned most = std::min(count, open); added < most; ++added, address += stride) {
+      Request& request = request_at(first + added);
+      if (!request.expects(lane, address)) break;
+      const unsigned mask = request.mask | bit;
+      if (mask == all_lanes_ && first + added == can_complete) break;
+      request.mask = mask;
+    }
+    count_[lane] = first + added;
+    return added;
   }
 
   // Adds a lane's next access, whatever it is; calls `retire(request, list)` for each request that is then complete.
