@@ -45,6 +45,14 @@ SIMT_INLINE void Observer::end_turn() {
     block_.yield();
 }
 
+// Checks this access against the last write of a cell. Of two that are atomic, none need come first.
+SIMT_INLINE void Observer::check_write(const Access& access, const std::atomic<uint64_t>& last, uintptr_t address) {
+  const uint64_t write = last.load(std::memory_order_relaxed);
+  const bool both_atomic = access.atomic && (write & Moment::kFlag);
+  if (write >= access.floor && !access.is_mine(write) && !both_atomic && conflicts(access, write))
+    race(access.site, address, Moment(write), true, access.atomic);
+}
+
 // Checks the first of these cells against this access, and notes the access there. After a read by one thread and
 // another one by a second, only the second is kept, with a flag: that is enough to find a write by any third thread, or
 // by the second one itself if it has met nobody since.
@@ -52,17 +60,12 @@ template <bool kWrite>
 SIMT_INLINE void Observer::check_cell(const Access& access, Cells cells, uintptr_t address) {
   const uint64_t read = cells.reads->load(std::memory_order_relaxed);
   if (!kWrite && access.is_mine(read)) return;  // nothing can have happened since
-  const uint64_t flag = access.atomic ? Moment::kFlag : 0;
-  if (kWrite || access.region.has_writes()) {
-    const uint64_t write = cells.writes->load(std::memory_order_relaxed);
-    if (write >= access.floor && !access.is_mine(write) && !(write & flag) && conflicts(access, write))
-      race(access.site, address, Moment(write), true, access.atomic);
-  }
+  if (kWrite || access.region.has_writes()) check_write(access, *cells.writes, address);
   if constexpr (kWrite) {
     if (read >= access.floor && (access.is_mine(read) ? read & Moment::kFlag : conflicts(access, read)))
       race(access.site, address, Moment(read), false, access.atomic);
     cells.reads->store(0, std::memory_order_relaxed);
-    cells.writes->store(access.moment | flag, std::memory_order_relaxed);
+    cells.writes->store(access.moment | (access.atomic ? Moment::kFlag : 0), std::memory_order_relaxed);
   } else {
     if (access.atomic) return;  // of those that read atomically none is remembered
     const bool others = read >= access.floor && conflicts(access, read);
@@ -169,11 +172,39 @@ SIMT_INLINE Site* Observer::site_for(uintptr_t address, const void* code) {
   return site;
 }
 
+// check_order() for reads of words of an array that nobody has written to in this launch: most reads are such, and
+// little is left to do.
+template <unsigned kSize>
+SIMT_INLINE void Observer::note_reads(const Access& access, uintptr_t address, uintptr_t stride, unsigned count) {
+  const uint64_t moment = access.moment, floor = access.floor;
+  const Knowledge known = access.known;
+  const Region& region = access.region;
+  const Cells cells = region.words(region.begin);
+  const uintptr_t begin = region.begin & ~uintptr_t(3);
+  for (unsigned i = 0; i < count; ++i)
+    for (unsigned word = 0; word < kSize / 4; ++word) {
+      std::atomic<uint64_t>& cell = cells.reads[(address + i * stride - begin) / 4 + word];
+      const uint64_t read = cell.load(std::memory_order_relaxed);
+      if (read >> Moment::kThreadShift == moment >> Moment::kThreadShift) continue;
+      const bool others = read >= floor && known.is_news(read);
+      cell.store(moment | (others ? Moment::kFlag : 0), std::memory_order_relaxed);
+    }
+  if (!region.has_writes()) return;
+  for (unsigned i = 0; i < count; ++i)  // another worker has begun to write
+    for (uintptr_t word = address + i * stride; word < address + i * stride + kSize; word += 4)
+      check_write(access, cells.writes[(word - begin) / 4], word);
+}
+
 // Counts and checks accesses of the running thread at equal distances.
 template <unsigned kSize, bool kWrite>
 SIMT_INLINE void Observer::look_at(Site& site, uintptr_t address, uintptr_t stride, unsigned count, bool atomic) {
   count_requests(site, address, stride, count);
   const Access access = access_at(site, atomic);
+  if constexpr (!kWrite && kSize >= 4) {
+    const Region& region = access.region;
+    const bool is_only_read = region.is_all_written() && !region.has_writes() && !region.has_byte_cells();
+    if (is_only_read && !atomic && is_simple(access)) return note_reads<kSize>(access, address, stride, count);
+  }
   for (unsigned i = 0; i < count; ++i, address += stride)
     if (check_written<kSize, kWrite>(site, address, atomic)) check_order<kSize, kWrite>(access, address);
 }
@@ -209,6 +240,14 @@ SIMT_INLINE void Observer::write(uintptr_t address, const void* code) {
   look_at<kSize, true>(*site, address, 0, 1, false);
 }
 
+// How many steps further accesses are sure to be inside an array; not more than are made before others get a turn.
+static unsigned further_steps(const Region& region, uintptr_t address, uintptr_t stride, unsigned size) {
+  if (region.contains(address + stride * kAccessesPerTurn, size)) return kAccessesPerTurn;
+  const bool back = intptr_t(stride) < 0;
+  return unsigned(back ? (address - region.begin) / (0 - stride)
+                       : (region.begin + region.bytes - size - address) / stride);
+}
+
 // The first read of a run, the second one, which shows the distance, and one that is not where the run goes on.
 template <unsigned kSize>
 [[gnu::noinline]] void Observer::begin_or_end_run(uintptr_t address, const void* code) {
@@ -217,12 +256,9 @@ template <unsigned kSize>
   Run& run = site->run;
   if (run.count == 1) {
     run.stride = address - run.first;
-    const uintptr_t end = address + run.stride * kAccessesPerTurn;
-    if (site->region->contains(end, kSize)) {
-      run.most = kAccessesPerTurn;
-      run.next = address;
-      return run.take();
-    }
+    run.most = 2 + further_steps(*site->region, address, run.stride, kSize);
+    run.next = address;
+    return run.take();
   }
   settle_run(*site);
   if (!run.is_pending) pending_.push_back(site);

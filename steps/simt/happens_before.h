@@ -38,7 +38,7 @@ struct Knowledge {
   uint64_t of_block, of_warp;  // moments of the block's threads, or its warp's, from these on it does not know
 
   // Whether it does not know of this moment of a thread.
-  bool is_news(uint64_t moment) const {
+  [[gnu::always_inline]] bool is_news(uint64_t moment) const {
     if (moment >> Moment::kBlockShift != own >> Moment::kBlockShift) return true;
     const uint64_t thread = (moment ^ own) >> Moment::kThreadShift & ((1u << Moment::kThreadBits) - 1);
     return moment >= (thread < 32 ? of_warp : of_block) && thread != 0;

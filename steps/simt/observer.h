@@ -187,11 +187,15 @@ class Observer {
             order_.stamp(me_) | uint64_t(site.number) << Moment::kSiteShift,
             order_.knowledge(me_)};
   }
+  bool is_simple(const Access& access) const { return acquired_.empty() && access.known.is_simple; }
   // Does an earlier access of another thread, above the floor, come without order before this one?
-  bool conflicts(const Access& access, uint64_t earlier) const {
-    if (!acquired_.empty() || !access.known.is_simple || (earlier & Moment::kAgent)) return conflicts(Moment(earlier));
+  SIMT_INLINE bool conflicts(const Access& access, uint64_t earlier) const {
+    if (!is_simple(access) || (earlier & Moment::kAgent)) return conflicts(Moment(earlier));
     return access.known.is_news(earlier);
   }
+  void check_write(const Access& access, const std::atomic<uint64_t>& last, uintptr_t address);
+  template <unsigned kSize>
+  void note_reads(const Access& access, uintptr_t address, uintptr_t stride, unsigned count);
   template <bool kWrite>
   void check_cell(const Access& access, Cells cells, uintptr_t address);
   template <bool kWrite>

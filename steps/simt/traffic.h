@@ -56,15 +56,16 @@ class RequestStream {
   // open, is where it is expected, and is not the last one. Returns how many were added.
   unsigned add_expected(unsigned lane, uint32_t address, uint32_t stride, unsigned count) {
     const uint32_t first = count_[lane], open = first - retired_ < opened_ - retired_ ? opened_ - first : 0;
-    const uint32_t can_complete = first == retired_ ? first : opened_;  // the oldest; none before it is
-    const unsigned bit = 1u << lane;
+    const unsigned most = std::min(count, open), bit = 1u << lane;
+    // Only the oldest can become complete: then all that the lanes before had in common is done with.
+    if (most == 0 || (first == retired_ && (request_at(first).mask | bit) == all_lanes_)) return 0;
+    Request* const requests = requests_.data();
+    const uint32_t last_slot = uint32_t(requests_.size()) - 1;
     unsigned added = 0;
-    for (const unsigned most = std::min(count, open); added < most; ++added, address += stride) {
-      Request& request = request_at(first + added);
+    for (; added < most; ++added, address += stride) {
+      Request& request = requests[(first + added) & last_slot];
       if (!request.expects(lane, address)) break;
-      const unsigned mask = request.mask | bit;
-      if (mask == all_lanes_ && first + added == can_complete) break;
-      request.mask = mask;
+      request.mask |= bit;
     }
     count_[lane] = first + added;
     return added;
