@@ -39,6 +39,9 @@ bool same_kind(double x, double ref, NonFinite rule) {
   return true;
 }
 
+// Whether the type can hold a finite number without making an infinity of it.
+bool fits(DType type, double x) { return !std::isfinite(x) || std::isfinite(rounded_to(type, x)); }
+
 // A number short enough for a message.
 std::string text(long double x) {
   if (std::isnan(x)) return "nan";  // which has no sign that would mean anything
@@ -99,8 +102,10 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
 
   if (wrong_kind > 0) {
     verdict.reason = name(first_wrong) + " is " + text(x[first_wrong]) + " where the oracle has " +
-                     text(reference[first_wrong]) + " (" + std::to_string(wrong_kind) + " of " +
-                     std::to_string(x.size()) + " elements are NaN or infinite on one side only)";
+                     text(reference[first_wrong]) +
+                     (fits(type, double(reference[first_wrong])) ? "" : ", which " + name_of(type) + " cannot hold") +
+                     " (" + std::to_string(wrong_kind) + " of " + std::to_string(x.size()) +
+                     " elements are NaN or infinite on one side only)";
     // The finite rest may look fine: say in figures, too, that this is not.
     verdict.error = verdict.max_error = std::numeric_limits<double>::infinity();
     return verdict;

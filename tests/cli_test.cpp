@@ -23,6 +23,7 @@ TEST_SUITE_BEGIN("cli");
 namespace {
 using namespace flash;
 using namespace flash::tests;
+using namespace std::string_literals;
 
 // A .npy file with this header dictionary and data, whatever they are.
 std::string npy(const std::string& dictionary, const std::string& data, char version = 1) {
@@ -164,7 +165,12 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   expect_refused("check --scale nan", {"--scale"});
   expect_refused("check 02 --scale 1e39 --seq 9", {"--scale", "fp32"});
   expect_refused("check 08/over --scale -2.4e38 --seq 9", {"--scale", "2.35e38"});
-  // The largest that is allowed, with numbers that leave scores of ordinary size.
+  CHECK(flashsteps("check 01 --device cpu --dtype fp64 --scale -1e300 --values zeros --seq 9").code == 0);
+  // Scores that fp32 cannot hold fail, and it is said why.
+  const Ran past = flashsteps("check 05/forward --device cpu --no-observe --scale 2e38 --seq 9");
+  CHECK(past.code == 1);
+  CHECK(contains(past.out, "which fp32 cannot hold"));
+  // The largest scale that is allowed, with numbers that leave scores of ordinary size.
   CHECK(flashsteps("check 02 03 04 05 06 --device cpu --no-observe --scale 1e18 --values tiny --seq 40").code == 0);
   CHECK(flashsteps("check 02/forward 03 04 05 --device cpu --no-observe --scale 2.3e38 --values zeros --seq 9").code ==
         0);
@@ -189,6 +195,54 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   expect_refused("run 02", {"--q"});
 }
 
+TEST_CASE("an empty value of an option is refused, never taken for an option that was left out") {
+  for (const char* size : {"--batch", "--heads", "--kv-heads", "--seq", "--seq-k", "--head-dim", "--sample"})
+    for (const char* command : {"check ", "accuracy "})
+      expect_refused(std::string(command) + size + " ''", {size, "'' is no whole number"});
+  for (const char* command : {"bench --idle", "check --scale", "check --dropout"})
+    expect_refused(command + " ''"s, {"--", "'' is no number"});
+  for (const char* command : {"bench --launches", "check --random", "check --seed", "accuracy --seed"})
+    expect_refused(command + " ''"s, {"--", "'' is no whole number"});
+  for (const char* command : {"check --dtype", "check --from", "bench --from", "check --values", "check --device",
+                              "bench --format", "check --pass"})
+    expect_refused(command + " ''"s, {"--", "there is no ''; choose one of"});
+  for (const char* command : {"bench --csv", "bench --plot", "profile --plot"})
+    expect_refused(command + " ''"s, {"--", "give the name of a file"});
+  const Small small;
+  expect_refused(small.run() + "--grad-out ''", {"--grad-out", "name of a file"});
+  expect_refused("run 02 --q '' --k k.npy --v v.npy --out out", {"--q", "name of a file"});
+  expect_refused("run 02 --device cpu" + inputs_of(small.folder) + "--out ''", {"--out", "name of a folder"});
+}
+
+TEST_CASE("a number that is none, or is out of bounds, is refused with the bounds") {
+  for (const char* idle : {"-1", "-0.001", "61", "nan", "-nan", "inf"})
+    expect_refused("bench --idle "s + idle, {"--idle: must be from 0 to 60", idle});
+  for (const char* idle : {"1e400", "5x", "0x1", "+-1", "' 1'"})
+    expect_refused("bench --idle "s + idle, {"--idle", "is no number"});
+  for (const char* launches : {"0", "-1", "10001"})
+    expect_refused("bench --launches "s + launches, {"--launches: must be from 1 to 10000", launches});
+  for (const char* launches : {"1e3", "5x", "1.5", "99999999999"})
+    expect_refused("bench --launches "s + launches, {"--launches", "is no whole number"});
+  for (const char* command : {"check", "accuracy"}) {
+    for (const char* seed : {"18446744073709551616", "-1", "0x10", "1.0", "seed"})
+      expect_refused(std::string(command) + " --seed " + seed, {"--seed", seed, "from 0 to 18446744073709551615"});
+    for (const char* sample : {"0", "-1"})
+      expect_refused(std::string(command) + " --sample " + sample, {"--sample: must be at least 1", sample});
+  }
+  for (const char* random : {"0", "-1", "1000001"})
+    expect_refused("check --random "s + random, {"--random: must be from 1 to 1000000", random});
+  for (const char* scale : {"1e400", "1e-400", "+-1", "0x10", "1,5"})
+    expect_refused("check --scale "s + scale, {"--scale", scale, "is no number"});
+  // What lies on the bounds is taken.
+  CHECK(flashsteps("check 01 --device cpu --seq 3 --seed 18446744073709551615 --sample 2147483647").code == 0);
+  CHECK(flashsteps("check 01 --device cpu --seq 3 --seed +5 --scale +0.5 --random 1 --sample 1").code == 0);
+  for (const char* bounds : {"--idle 0 --launches 1", "--idle 60 --launches 10000"}) {
+    const std::string said = flashsteps("bench 01 "s + bounds).err;  // of a step that no GPU runs
+    CHECK(!contains(said, "--idle"));
+    CHECK(!contains(said, "--launches"));
+  }
+}
+
 TEST_CASE("e4m3: what it is quantised from and how, in every command that takes a dtype") {
   const std::string shape = "check 08/fp8 --device cpu --no-observe --seq 40 --seq-k 50 --head-dim 64 --format csv ";
   const std::string tiles = flashsteps(shape).out;
@@ -200,8 +254,8 @@ TEST_CASE("e4m3: what it is quantised from and how, in every command that takes 
     CHECK((ran.out == tiles) == (std::string(option) == "--tensor-scales"));
     CHECK(flashsteps(shape + "--dtype e4m3 " + option).out == ran.out);
   }
-  expect_refused("check 08/fp8 --device cpu --seq 9 --head-dim 64 --from fp16", {"--from", "bf16 or fp32"});
-  expect_refused("check 08/fp8 --device cpu --seq 9 --head-dim 64 --from e5m2", {"e5m2", "bf16"});
+  expect_refused("check 08/fp8 --device cpu --seq 9 --head-dim 64 --from fp16", {"--from", "'fp16'", "bf16, fp32"});
+  expect_refused("check 08/fp8 --device cpu --seq 9 --head-dim 64 --from e5m2", {"--from", "'e5m2'", "bf16, fp32"});
   expect_refused("check 02 --device cpu --seq 9 --no-rotation", {"02_naive_gpu", "e4m3", "fp32"});
   expect_refused("check 02 --device cpu --seq 9 --dtype fp32 --tensor-scales", {"--tensor-scales", "e4m3"});
   expect_refused("check 08/fp8 --device cpu --seq 9 --dtype bf16", {"08_hopper_async/fp8", "supported: e4m3"});

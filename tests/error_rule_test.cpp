@@ -270,6 +270,10 @@ TEST_CASE("what the type cannot hold is infinite; a baseline that overflows give
   const Output<double> oracle{{70000, 3}, 1, 1};
   const Output<float> baseline{{std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}, 0, 0};
   CHECK(judge({kInfinity, 3}, oracle, baseline, DType::fp16).pass);
+  const Verdict lost = judge({kNaN, 3}, oracle, baseline, DType::fp16);
+  CHECK(!lost.pass);
+  CHECK(lost.reason.find("the oracle has 70000, which fp16 cannot hold") != std::string::npos);
+  CHECK(judge({kNaN, 3}, oracle, baseline, DType::fp32).reason.find("cannot hold") == std::string::npos);
   CHECK(!judge({-kInfinity, 3}, oracle, baseline, DType::fp16).pass);
   CHECK(!judge({kInfinity, 3}, oracle, baseline, DType::fp32).pass);
   CHECK(!judge({70000, kNaN}, oracle, baseline, DType::fp32).pass);

@@ -7,7 +7,7 @@ folder=$1
 flashsteps=${2:-build/flashsteps}
 parts=("${@:3}")
 [ ${#parts[@]} -gt 0 ] || parts=(07_warp_partitioning 08_hopper_async sustained_08 ablation_08 peers_bf16 peers_bf16_backward 07_backward 08_backward
-                                  07_backward_deterministic 08_backward_deterministic 08_fp8 accuracy_08_fp8)
+                                  07_backward_deterministic 08_backward_deterministic 08_fp8 quantise_08_fp8 accuracy_08_fp8)
 mkdir -p "$folder"
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1 | sed 's/, /, driver /')
 
@@ -52,6 +52,21 @@ for part in "${parts[@]}"; do
     for d in 64 128; do each_mask 08/backward --dtype bf16 --head-dim $d --deterministic; done ;;
   08_fp8) begin $part "08/fp8 --head-dim D [--causal]"
     for d in 64 128 256; do each_mask 08/fp8 --head-dim $d; done ;;
+  quantise_08_fp8)
+    file=$folder/h200_$part.csv
+    echo "# date $(date +%F); GPU $gpu; from bf16; command: docs/results/measure.sh FOLDER $flashsteps $part, which runs flashsteps bench 08/fp8 --head-dim D --seq N [--no-rotation]" > "$file"
+    echo "head_dim,seq,rotation,ms" >> "$file"
+    quantise_rows() { # rotated or not, as 1 or 0; options of bench
+      local rotated=$1
+      shift
+      "$flashsteps" bench 08/fp8 "$@" --format csv | awk -F, -v r="$rotated" '$8 == "quantise" { print $3 "," $5 "," r "," $9 }' >> "$file"
+    }
+    for d in 64 128 256; do
+      for n in 512 4096 16384; do
+        quantise_rows 1 --head-dim $d --seq $n
+        quantise_rows 0 --head-dim $d --seq $n --no-rotation
+      done
+    done ;;
   accuracy_08_fp8)
     file=$folder/h200_$part.csv
     echo "# date $(date +%F); GPU $gpu; command: docs/results/measure.sh FOLDER $flashsteps $part, which runs flashsteps accuracy" > "$file"

@@ -283,6 +283,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
 template <class S>
 __global__ void __launch_bounds__(384, 1) backward_kernel(const __grid_constant__ Arguments a) {
   auto& s = *dynamic_shared<Shared<S>>();
+  grid_dependency_launch();
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&a.Q, &a.dO, &a.K, &a.V, &a.dK, &a.dV}) tma_prefetch(map);
     s.k.init(1, 8), s.v.init(1, 8), s.grad.init(1, 8);  // 1 producer; 8 warps consume
@@ -295,6 +296,7 @@ __global__ void __launch_bounds__(384, 1) backward_kernel(const __grid_constant_
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<S::Br == 80 ? 24 : 40>();
+    grid_dependency_wait();  // for the counter, the flags and what each query row needs
     if (threadIdx.x == 0) produce(a, s);
     if (threadIdx.x == 32 || threadIdx.x == 64) send_dQ(a, s, int(threadIdx.x) / 32 - 1);
   } else {
@@ -315,9 +317,9 @@ void backward_with(const Problem& p, const Tensors& t, Stream stream) {
   const Arguments a = arguments_of<S>(p, t);
   launch(prepare<S>, grid_of(p.query_heads() * ceil_div(a.query_tiles * S::Br, kPreparedRows<S>)), 256, 0, stream, a,
          static_cast<const Element*>(t.O), static_cast<const Element*>(t.dO), static_cast<const float*>(t.LSE));
-  launch(backward_kernel<S>, grid_of(std::min(a.work, multiprocessors())), 384, sizeof(Shared<S>), stream, a);
-  launch(finish_dQ<S>, grid_of(p.query_heads() * a.query_tiles * (S::Br / kFinishedRows<S>)), 256, 0, stream, a,
-         static_cast<Element*>(t.dQ));
+  launch_early(backward_kernel<S>, grid_of(std::min(a.work, multiprocessors())), 384, sizeof(Shared<S>), stream, a);
+  launch_early(finish_dQ<S>, grid_of(p.query_heads() * a.query_tiles * (S::Br / kFinishedRows<S>)), 256, 0, stream, a,
+               static_cast<Element*>(t.dQ));
 }
 
 // Calls `run` with the shape for this problem.

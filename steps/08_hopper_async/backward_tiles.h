@@ -89,7 +89,7 @@ __device__ __forceinline__ int2 edge_of(const Problem& p, int key0, int query0) 
 template <class S>
 int heads_together(const Problem& p) {
   const size_t group = size_t(p.Hq) / size_t(p.Hkv), head_bytes = group * p.Nq * S::D * (2 + 2 + 4);
-  const size_t budget = size_t(S::D == 128 && p.Nq > 2048 ? 64 : 32) << 20;
+  const size_t budget = size_t(S::D == 128 ? 16 : 32) << 20;
   const size_t together = p.deterministic ? (p.causal ? 32 : 16)
                           : p.causal      ? std::max<size_t>(1, budget / head_bytes)
                                           : 1;
@@ -170,6 +170,7 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Arguments
                                                const typename S::Element* dO, const float* LSE) {
   using Pair = typename S::Pair;
   constexpr int kThreads = kRowThreads<S>, kStride = 256 / kThreads;
+  grid_dependency_launch();
   const Problem& p = a.p;
   const size_t flags = size_t(p.B) * p.Hq * a.query_tiles * 2;
   for (size_t i = size_t(blockIdx.x) * 256 + threadIdx.x; i < flags; i += size_t(gridDim.x) * 256) a.flags[i] = 0;
@@ -180,13 +181,15 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Arguments
   const int row0 = int(blockIdx.x) % blocks * kPreparedRows<S> + int(threadIdx.x) / kThreads;
   const size_t first = size_t(head) * p.Nq + row0;
   uint4 o[kRowsAThread], g[kRowsAThread];
+  float lse[kRowsAThread];
 #pragma unroll
   for (int r = 0; r < kRowsAThread; r++) {
-    o[r] = g[r] = make_uint4(0, 0, 0, 0);
+    o[r] = g[r] = make_uint4(0, 0, 0, 0), lse[r] = -INFINITY;
     if (row0 + r * kStride >= p.Nq) continue;
     const size_t at = (first + r * kStride) * kThreads + piece;
     o[r] = reinterpret_cast<const uint4*>(O)[at];
     g[r] = reinterpret_cast<const uint4*>(dO)[at];
+    if (piece == 0) lse[r] = LSE[first + r * kStride];
   }
 #pragma unroll
   for (int r = 0; r < kRowsAThread; r++) {
@@ -198,8 +201,7 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Arguments
 #pragma unroll
     for (int step = kThreads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     if (piece != 0 || row >= padded) continue;
-    const float lse = row < p.Nq ? LSE[first + r * kStride] : -INFINITY;
-    a.lse2[size_t(head) * padded + row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;  // log2(e)
+    a.lse2[size_t(head) * padded + row] = lse[r] == -INFINITY ? INFINITY : lse[r] * 1.44269504f;  // log2(e)
     a.row_dot[size_t(head) * padded + row] = sum;
   }
 }
@@ -220,6 +222,7 @@ __global__ void __launch_bounds__(256) finish_dQ(const __grid_constant__ Argumen
   const int blocks = a.query_tiles * kBlocksATile;
   const int head = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks, row0 = block * kRows;
   const int last = min(row0 / S::Br * S::Br + S::Br, p.Nq) - 1;
+  grid_dependency_wait();  // for the sum
   float4 quads[kQuads] = {};
   if (keys_seen(p, last) > 0) {  // else no block of keys has added anything to this tile
     const size_t place = (size_t(head) * a.query_tiles + block / kBlocksATile) * 2 + part;

@@ -27,9 +27,9 @@ std::vector<KernelBytes> in_turn(const Problem& p) {
 
 // Under a causal mask tiles come from a counter, which a kernel before sets to 0 and each tile raises.
 std::vector<KernelBytes> overlapped(const Problem& p) {
-  const bool short_rows = p.Nk < 2048 || (p.causal && p.Nk <= 4096);
+  const bool short_rows = p.Nk < 2048;
   const int Br = p.D == 64 ? 256 : p.D == 256 || short_rows ? 128 : 192;
-  const int Bc = p.D == 128 ? short_rows ? 128 : 80 : 64;
+  const int Bc = p.D != 128 || p.Nk <= 512 ? 64 : short_rows ? 128 : 80;
   std::vector<KernelBytes> kernels = forward("overlapped", p, Br, Bc);
   if (p.causal) {
     kernels.front().written += 4.0 * double(p.query_heads()) * ((p.Nq + Br - 1) / Br);
@@ -43,7 +43,7 @@ std::vector<KernelBytes> overlapped(const Problem& p) {
 // keys, also where tiles have 96; the scales of a tile of Q and of its first keys; and each thread for those of K and
 // V, a tile ahead.
 std::vector<KernelBytes> fp8(const Problem& p) {
-  const bool four = p.D == 64 && (p.causal || p.Nk <= 2048), wide = p.D == 64 && !four;
+  const bool four = p.D == 64 && p.Nk <= (p.causal ? 4096 : 1024), wide = p.D == 64 && !four;
   const bool two = p.D == 256 || (p.D == 128 && p.Nk < (p.causal ? 2048 : 1024));
   const int Br = four ? 256 : two ? 128 : 192, Bc = four ? 64 : two || wide ? 128 : 96, box = four ? 64 : 128;
   const int q_scales = (Br + Bc - 1) / Bc + (Br % Bc ? 1 : 0);
@@ -56,18 +56,18 @@ std::vector<KernelBytes> fp8(const Problem& p) {
     const int end = std::min(query0 + Br, p.Nq), key_tiles = tiles_of(keys_seen_by(p, end - 1));
     tiles++;
     if (key_tiles == 0) continue;
-    read += (end - query0) * p.D + 4 * q_scales + 4 + 8;
+    read += (end - query0) * p.D + 4 * q_scales + 4 + 4;
     for (int key0 = 0; key0 < key_tiles * Bc; key0 += Bc)
       read += (std::min(Bc, p.Nk - key0) + std::min(box, pitch - key0)) * p.D;
     for (int row = query0 + 63; row < query0 + Br; row += 64) {  // the last of a warpgroup, which may be past the end
       const int own = std::min(key_tiles, tiles_of(keys_seen_by(p, row)));
-      read += 128 * 8 * (own + (own > 0 && own < key_tiles ? 1 : 0));
+      read += 128 * 4 * (own + (own > 0 && own < key_tiles ? 1 : 0));
     }
   }
   std::vector<KernelBytes> kernels = {
       {"quantise_rows", from * (q + kv),
-       q + kv + 4 * (q_heads * tiles_of(p.Nq) + kv_heads * tiles_of(p.Nk)) + 4 * kv_heads},
-      {"quantise_columns", from * kv, kv_heads * (p.D * pitch + 8 * tiles_of(p.Nk))},
+       q + kv + 4 * q_heads * tiles_of(p.Nq) + 2 * kv_heads * tiles_of(p.Nk) + 4 * kv_heads},
+      {"quantise_columns", from * kv, kv_heads * (p.D * pitch + (2 + 4) * tiles_of(p.Nk))},
       {"fp8", q_heads * read, q_heads * p.Nq * (2 * p.D + 4) + (p.causal ? 4 * q_heads * tiles : 0)}};
   if (p.causal) kernels.push_back({"start_counting", 0, 4});
   return kernels;

@@ -26,8 +26,8 @@ constexpr int kThreads = 128 * (1 + Shape::kConsumers);  // warpgroup 0 is the p
 template <class Shape>
 struct alignas(16) Task {
   Work work;
-  float v_scale, q_scale[Shape::kQScales];
-  float2 kv_scale;
+  float largest_v_scale, q_scale[Shape::kQScales];
+  uint32_t kv_scales;
 };
 
 template <class Shape>
@@ -77,8 +77,8 @@ __device__ __forceinline__ void produce(Shared<Shape>& s, const Fp8Arguments& a,
 #pragma unroll 1
       for (int i = 0; i < Shape::kQScales; i++)
         task.q_scale[i] = a.q_scale[size_t(w.head) * scales + min(w.row0 / Shape::Bc + i, scales - 1)];
-      task.v_scale = a.largest_v_scale[w.kv_head];
-      task.kv_scale = a.kv_scale[size_t(w.kv_head) * ceil_div(a.p.Nk, Shape::Bc) + w.key_tiles - 1];
+      task.largest_v_scale = a.largest_v_scale[w.kv_head];
+      task.kv_scales = a.kv_scales[size_t(w.kv_head) * ceil_div(a.p.Nk, Shape::Bc) + w.key_tiles - 1];
       mbarrier_arrive_expect_tx(&s.q_full[q], sizeof s.Q[0]);
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; panel++)
@@ -140,7 +140,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
     start_fp8_weighted_sum<Shape>(O, P, v_operand + turn % kStages * (sizeof s.V[0] >> 4));
   };
   // What the producer has left for all lanes. Lane 0 reads it and tells the others, as in read_work().
-  const auto read = [&](const float& shared) { return __shfl_sync(~0u, lane == 0 ? shared : 0.0f, 0); };
+  const auto read = [&]<class X>(const X& shared) { return __shfl_sync(~0u, lane == 0 ? shared : X(), 0); };
 
   if (warpgroup == Shape::kConsumers - 1) pass_turn();  // the first turn is the first warpgroup's
   for (unsigned q_turn = 0;; q_turn++) {
@@ -153,14 +153,16 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = 0.0f;
     m[0] = m[1] = -INFINITY, l[0] = l[1] = 0.0f;
-    float limit = -INFINITY;  // fp8_softmax_ahead
-    float v_scale = 0.0f, q_scale = 0.0f, scale = 0.0f, bias = 0.0f;
-    float2 next_scale = make_float2(0.0f, 0.0f);  // of K and V, a tile ahead: global memory is far
-    const float2* kv_scales = a.kv_scale + size_t(w.kv_head) * ceil_div(a.p.Nk, Bc);
+    float limit = -INFINITY;  // fp8_softmax
+    float q_scale = 0.0f, scale = 0.0f, last_v_scale = 0.0f;
+    uint32_t kv_now = 0, kv_next = 0;  // scales of this tile of K and V, and of the next: global memory is far
+    const uint32_t* kv_scales = a.kv_scales + size_t(w.kv_head) * ceil_div(a.p.Nk, Bc);
+    const auto v_scale = [&](uint32_t scales) { return v_scale_of(scales, read(s.task[q].largest_v_scale)); };
     const auto take_scales = [&](int j) {
       // Scale 0 would make NaN of a masked −∞; the smallest number there is makes every visible score 0 just as well.
-      scale = fmaxf(q_scale * next_scale.x, FLT_TRUE_MIN), bias = bias_of(next_scale.y, v_scale);
-      next_scale = kv_scales[max(j - 1, 0)];
+      scale = fmaxf(q_scale * k_scale_of(kv_next), FLT_TRUE_MIN);
+      if (__any_sync(~0u, (kv_now ^ kv_next) & 0xffff)) change_v_scale(m, l, v_scale(kv_now), v_scale(kv_next));
+      kv_now = kv_next, kv_next = kv_scales[max(j - 1, 0)];
     };
 
     // S of tile j becomes P.
@@ -169,14 +171,14 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
       bool grew = true;
       if (masked.value || !Shape::kAhead) {
         if (masked.value) mask_scores(S, seen_by<Shape>(a, row) - key0, seen_by<Shape>(a, row + 8) - key0);
-        grew = fp8_softmax(S, m, l, alpha, scale, bias);
+        grew = fp8_softmax(S, m, l, alpha, limit, scale);
       } else {
-        grew = fp8_softmax_ahead(S, m, l, alpha, limit, scale, bias, [&] {
+        grew = fp8_softmax_ahead(S, m, l, alpha, limit, scale, [&] {
           fp8_scores_by_hand<Shape>(S, s.Q[q], row_in_tile, a.K_rows + (size_t(w.kv_head) * a.p.Nk + key0) * D);
           __syncwarp();  // lane 0, which will give Q back, has waited for all who read it here
         });
       }
-      if (Shape::kAhead && grew) limit = fmaxf(fabsf(m[0]), fabsf(m[1])) <= kSteep ? kGrow : -INFINITY;
+      if (grew) limit = fmaxf(fabsf(m[0]), fabsf(m[1])) <= kSteep ? kGrow : -INFINITY;
       return grew;
     };
 
@@ -194,10 +196,10 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
     }
     if (j >= 0) {
       const Task<Shape>& task = s.task[q];
-      v_scale = read(task.v_scale);
       q_scale = read(task.q_scale[(row - lane / 4) / Bc - w.row0 / Bc]) * a.scale_log2;
-      next_scale = make_float2(read(task.kv_scale.x), read(task.kv_scale.y));
-      if (j < w.key_tiles - 1) next_scale = kv_scales[j];
+      kv_next = read(task.kv_scales);
+      if (j < w.key_tiles - 1) kv_next = kv_scales[j];
+      kv_now = kv_next;
       wait(s.k_full, turn);
       start_qk(turn);
       take_scales(j);
@@ -208,12 +210,12 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
 
       const auto next_tile = [&](auto masked) {
         const bool v_there = is_there(s.v_full, turn);
-        take_scales(j);
         take_turn();
         start_qk(turn + 1);
         if (!v_there) wait(s.v_full, turn);
         start_pv(turn);
         pass_turn();
+        take_scales(j);  // while S is computed
         const bool k_there = j == 0 || is_there(s.k_full, turn + 2);
         wgmma_wait<1>(S);
         release(&s.k_empty[(turn + 1) % kStages]);
@@ -229,6 +231,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
       if (--j >= 0) wait(s.k_full, turn + 1);
       for (; j >= 0 && j >= whole; j--) next_tile(kMasked);
       for (; j >= 0; j--) next_tile(kWhole);
+      last_v_scale = v_scale(kv_now);
       release(&s.q_empty[q]);
       wait(s.v_full, turn);
       start_pv(turn);
@@ -237,7 +240,7 @@ __device__ __forceinline__ void consume(Shared<Shape>& s, const Fp8Arguments& a)
     } else {
       release(&s.q_empty[q]);
     }
-    store_fp8_output<Shape>(O, m, l, v_scale, w.head, row, a);
+    store_fp8_output<Shape>(O, m, l, last_v_scale, w.head, row, a);
   }
 }
 
@@ -269,9 +272,10 @@ __global__ void __launch_bounds__(kThreads<Shape>, 1) fp8(const __grid_constant_
 template <class Act>
 auto with_shape(const Problem& p, const Act& act) {
   //                                                               D  warpgroups  Bc  stages  mask  turns  ahead
-  if (p.D == 64 && p.causal) return act(Fp8Shape<64, 4, 64, 4, true, true, true>{});
-  if (p.D == 64 && p.Nk <= 2048) return act(Fp8Shape<64, 4, 64, 4, false, false, true>{});
-  if (p.D == 64) return act(Fp8Shape<64, 3, 128, 2, false, false, true>{});
+  if (p.D == 64 && p.causal && p.Nk <= 4096) return act(Fp8Shape<64, 4, 64, 4, true, false, true>{});
+  if (p.D == 64 && p.causal) return act(Fp8Shape<64, 3, 128, 3, true, false, true>{});
+  if (p.D == 64 && p.Nk <= 1024) return act(Fp8Shape<64, 4, 64, 4, false, false, true>{});
+  if (p.D == 64) return act(Fp8Shape<64, 3, 128, 3, false, false, true>{});
   if (p.D == 256 && p.causal) return act(Fp8Shape<256, 2, 128, 2, true, true, false>{});
   if (p.D == 256) return act(Fp8Shape<256, 2, 128, 2, false, false, false>{});
   if (p.causal && p.Nk < 2048) return act(Fp8Shape<128, 2, 128, 2, true, true, true>{});
@@ -287,14 +291,18 @@ std::vector<Workspace> workspace(const Problem& p) {
           {.name = "K in e4m3", .bytes = p.kv_elements()},
           {.name = "V in e4m3", .bytes = p.kv_heads() * p.D * pitch_of(p.Nk)},
           {.name = "scales of Q", .bytes = q_scales * sizeof(float)},
-          {.name = "scales of K and V", .bytes = kv_scales * sizeof(float2)},
+          {.name = "scales of K and V", .bytes = kv_scales * sizeof(TileScales)},
           {.name = "largest", .bytes = (3 + p.kv_heads()) * sizeof(float)},
           {.name = "tiles handed out", .bytes = sizeof(int)}};
 }
 
 Quantised quantised(const Tensors& t) {
-  return {t.scratch<uint8_t>("Q in e4m3"), t.scratch<uint8_t>("K in e4m3"),        t.scratch<uint8_t>("V in e4m3"),
-          t.scratch<float>("scales of Q"), t.scratch<float2>("scales of K and V"), t.scratch<float>("largest")};
+  return {t.scratch<uint8_t>("Q in e4m3"),
+          t.scratch<uint8_t>("K in e4m3"),
+          t.scratch<uint8_t>("V in e4m3"),
+          t.scratch<float>("scales of Q"),
+          t.scratch<TileScales>("scales of K and V"),
+          t.scratch<float>("largest")};
 }
 
 void quantise(const Problem& p, const Tensors& t, Stream stream) {
@@ -320,7 +328,7 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   a.Q = tensor_map<uint8_t, Shape::kRow>(x.Q, q_size, Shape::Br);
   a.K = tensor_map<uint8_t, Shape::kRow>(p.Nk > 0 ? x.K : x.Q, k_size, Shape::Bc);  // without keys nothing is read
   a.V = tensor_map<uint8_t, Shape::kKeys>(p.Nk > 0 ? x.V : x.Q, v_size, D);
-  a.K_rows = x.K, a.q_scale = x.q_scale, a.kv_scale = x.kv_scale;
+  a.K_rows = x.K, a.q_scale = x.q_scale, a.kv_scales = reinterpret_cast<const uint32_t*>(x.kv_scales);
   a.largest_v_scale = x.largest + 3;
   a.given_Q = t.Q, a.given_K = t.K, a.given_V = t.V;
   a.O = static_cast<__nv_bfloat16*>(t.O), a.LSE = static_cast<float*>(t.LSE);

@@ -26,17 +26,19 @@ struct Fp8Arguments : Order {
   TensorMap Q, K, V;      // e4m3: [heads][rows][D], V [heads][D][pitch]
   const uint8_t* K_rows;  // the same for plain loads
   const float *q_scale, *largest_v_scale;
-  const float2* kv_scale;                   // of tiles of Bc keys: of K, of V
+  const uint32_t* kv_scales;                // of tiles of Bc keys
   const void *given_Q, *given_K, *given_V;  // [heads][rows][D], fp32 or bf16
   __nv_bfloat16* O;
   float* LSE;
   float scale_log2;  // |scale| · log2(e), over D if Q and K are rotated
 };
 
-// The log2 of a scale of V, relative to the largest of the head: only ratios matter. Both are powers of two. Those far
-// below the largest are taken as 2^-40 of it, so that fp32 has room for P with and without them.
-__device__ __forceinline__ float bias_of(float v_scale, float largest) {
-  return float(max((__float_as_int(v_scale) - __float_as_int(largest)) >> 23, -40));
+// The scales of a tile of K and of V: upper and lower half of a word, as bf16.
+__device__ __forceinline__ float k_scale_of(uint32_t scales) { return __uint_as_float(scales & 0xffff0000u); }
+// Only ratios between V's scales matter. Those far below the head's largest are taken as 2^-40 of it, so that fp32 has
+// room for P with and without them.
+__device__ __forceinline__ float v_scale_of(uint32_t scales, float largest) {
+  return fmaxf(__uint_as_float(scales << 16), largest * 0x1p-40f);
 }
 
 // ---- The two products, started. 32 columns further in a panel are 32 bytes, 2 in a descriptor.
@@ -65,8 +67,8 @@ __device__ __forceinline__ void start_fp8_weighted_sum(float (&O)[Shape::D / 2],
   wgmma_commit();
 }
 
-// P as the operand of the second product, whose keys are in the order that V has them in (fp8_quantise.h): of each 16
-// keys a thread brings the four that it has.
+// P as the operand of the second product, whose keys are in the order that V has them in (fp8_quantise_columns.h): of
+// 16 keys a thread brings the four that it has.
 template <int n>
 __device__ __forceinline__ void pack_fp8_weights(uint32_t (&P)[n / 4], const float (&S)[n]) {
   // 32 keys are 16 of S and 4 of P: two rows of the first 16 keys, then of the others.
@@ -79,40 +81,58 @@ __device__ __forceinline__ void pack_fp8_weights(uint32_t (&P)[n / 4], const flo
 
 // ---- The softmax of a tile. With c the factor of the tile's scores and b the log2 of its V's scale,
 //
-//     P = 2^(s·c + b − m + kShift)      m: the maximum of s·c + b of the row so far, or up to kGrow less
+//     P = 2^(s·c + b − M + kShift)      M: the maximum of s·c + b of the row so far, or up to kGrow less
 //
-// so that O = Σ P V needs no scale for each tile, and P is at most 2^8, of the 448 that e4m3 has. l adds P · 2^-b.
+// so that O = Σ P V needs no scale for each tile, and P is at most 2^8, of the 448 that e4m3 has. Most tiles of V have
+// the scale of the tile before, and then b costs nothing: m is M − b, and l is Σ P · 2^-b without the factor of this b.
 constexpr float kGrow = 4.0f;
 constexpr float kShift = 8.0f - kGrow;
 constexpr float kTooLarge = 60.0f;  // by how much a score may exceed m if P, in fp32, is to be scaled down
 
-// The ordinary one: of this tile's own maximum. Returns whether O must be rescaled by alpha.
+// V's scale changes, both powers of two.
+__device__ __forceinline__ void change_v_scale(float (&m)[2], float (&l)[2], float from, float to) {
+  const float grows = float((__float_as_int(to) - __float_as_int(from)) >> 23);
+#pragma unroll
+  for (int r = 0; r < 2; r++) m[r] -= grows, l[r] *= exp2_fast(grows);
+}
+
+// The ordinary one: of this tile's own maximum. A thread accepts up to `limit` more than m, kGrow, or −∞ if one of its
+// rows is steep or has no maximum yet. Returns whether O must be rescaled by alpha.
 template <int n>
-__device__ __forceinline__ bool fp8_softmax(float (&S)[n], float (&m)[2], float (&l)[2], float (&alpha)[2], float scale,
-                                            float bias) {
-  float x[2], from[2], shift[2];
+__device__ __forceinline__ bool fp8_softmax(float (&S)[n], float (&m)[2], float (&l)[2], float (&alpha)[2], float limit,
+                                            float scale) {
+  float x[2], shift[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float x0 = S[2 * r], x1 = S[2 * r + 1];
 #pragma unroll
     for (int i = 4; i < n; i += 4) x0 = fmaxf(x0, S[i + 2 * r]), x1 = fmaxf(x1, S[i + 2 * r + 1]);
     x[r] = row_max(fmaxf(x0, x1));
-    const float old = m[r], most = fmaf(x[r], scale, bias);
-    if (most - old > kGrow) m[r] = most;
-    from[r] = m[r] == -INFINITY ? 0.0f : m[r];  // no key seen yet: ∞ − ∞ is not a number
-    shift[r] = from[r] - bias - kShift;
-    alpha[r] = exp2_fast(old - from[r]);
+    shift[r] = m[r] - kShift;
   }
-  if (fmaxf(fabsf(from[0]), fabsf(from[1])) > kSteep) {  // the difference first: hopper_tile.h
+  const float grew = fmaxf(fmaf(x[0], scale, -m[0]), fmaf(x[1], scale, -m[1]));
+  const bool changed = __any_sync(~0u, grew > limit || limit < kGrow);
+  if (changed) {
+    float from[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      shift[r] = from[r] - fmaf(x[r], scale, bias) - kShift;
-      x[r] = x[r] == -INFINITY ? 0.0f : x[r];
+      const float old = m[r], most = x[r] * scale;
+      if (most - old > kGrow) m[r] = most;
+      from[r] = m[r] == -INFINITY ? 0.0f : m[r];  // no key seen yet: ∞ − ∞ is not a number
+      shift[r] = from[r] - kShift;
+      alpha[r] = exp2_fast(old - from[r]);
+      l[r] *= alpha[r];
     }
+    if (fmaxf(fabsf(from[0]), fabsf(from[1])) > kSteep) {  // the difference first: hopper_tile.h
 #pragma unroll
-    for (int i = 0; i < n; i++) S[i] -= x[row_of(i)];
+      for (int r = 0; r < 2; r++) {
+        shift[r] = from[r] - x[r] * scale - kShift;
+        x[r] = x[r] == -INFINITY ? 0.0f : x[r];
+      }
+#pragma unroll
+      for (int i = 0; i < n; i++) S[i] -= x[row_of(i)];
+    }
   }
-  const float unbiased = exp2_fast(-bias);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float sum0 = 0.0f, sum1 = 0.0f;
@@ -121,41 +141,38 @@ __device__ __forceinline__ bool fp8_softmax(float (&S)[n], float (&m)[2], float 
       S[i] = exp2_fast(fmaf(S[i], scale, -shift[r])), S[i + 1] = exp2_fast(fmaf(S[i + 1], scale, -shift[r]));
       sum0 += S[i], sum1 += S[i + 1];
     }
-    l[r] = fmaf(l[r], alpha[r], (sum0 + sum1) * unbiased);
+    l[r] += sum0 + sum1;
   }
-  return __any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f);
+  return changed;
 }
 
-// The one of overlapped.cu, with the maximum of the tiles before. `limit` is kGrow, or −∞ if one of the thread's rows
-// is steep or has no maximum yet.
+// The one of overlapped.cu, with the maximum of the tiles before.
 template <int n, class Recompute>
 __device__ __forceinline__ bool fp8_softmax_ahead(float (&S)[n], float (&m)[2], float (&l)[2], float (&alpha)[2],
-                                                  float limit, float scale, float bias, const Recompute& recompute) {
+                                                  float limit, float scale, const Recompute& recompute) {
   float x[4], sum[4] = {};  // maximum and sum of even and odd columns of row g, of row g + 8
-  const float shift[2] = {m[0] - bias - kShift, m[1] - bias - kShift};
+  const float shift[2] = {m[0] - kShift, m[1] - kShift};
 #pragma unroll
   for (int i = 0; i < n; i++) {
     x[i & 3] = i < 4 ? S[i] : fmaxf(x[i & 3], S[i]);
     S[i] = exp2_fast(fmaf(S[i], scale, -shift[row_of(i)]));
     sum[i & 3] += S[i];
   }
-  const float unbiased = exp2_fast(-bias);
-  const float grew = fmaxf(fmaf(fmaxf(x[0], x[1]), scale, bias) - m[0], fmaf(fmaxf(x[2], x[3]), scale, bias) - m[1]);
+  const float grew = fmaxf(fmaf(fmaxf(x[0], x[1]), scale, -m[0]), fmaf(fmaxf(x[2], x[3]), scale, -m[1]));
   if (!__any_sync(~0u, grew > limit)) {
-    l[0] = fmaf(sum[0] + sum[1], unbiased, l[0]), l[1] = fmaf(sum[2] + sum[3], unbiased, l[1]);
+    l[0] += sum[0] + sum[1], l[1] += sum[2] + sum[3];
     return false;
   }
   if (__any_sync(~0u, grew > kTooLarge || limit < kGrow)) {
     recompute();
-    fp8_softmax(S, m, l, alpha, scale, bias);
-    return true;
+    return fp8_softmax(S, m, l, alpha, -INFINITY, scale);
   }
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const float old = m[r];
-    m[r] = fmaxf(old, fmaf(row_max(fmaxf(x[2 * r], x[2 * r + 1])), scale, bias));
+    m[r] = fmaxf(old, row_max(fmaxf(x[2 * r], x[2 * r + 1])) * scale);
     alpha[r] = exp2_fast(old - m[r]);
-    l[r] = fmaf(sum[2 * r] + sum[2 * r + 1], unbiased, l[r]) * alpha[r];
+    l[r] = (l[r] + (sum[2 * r] + sum[2 * r + 1])) * alpha[r];
   }
   rescale(S, alpha);
   return true;

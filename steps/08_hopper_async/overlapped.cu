@@ -290,7 +290,8 @@ void forward(const Problem& p, const Tensors& t, Stream stream) {
     //                                            D  warpgroups  Bc  stages
     if (p.D == 64) return forward_with<Shape<T, 64, 4, 64, 4, kCausal>>(p, t, stream);
     if (p.D == 256) return forward_with<Shape<T, 256, 2, 64, 2, kCausal>>(p, t, stream);
-    if (p.Nk < (kCausal ? 4097 : 2048)) return forward_with<Shape<T, 128, 2, 128, 2, kCausal>>(p, t, stream);
+    if (p.Nk <= 512) return forward_with<Shape<T, 128, 2, 64, 4, kCausal>>(p, t, stream);
+    if (p.Nk < 2048) return forward_with<Shape<T, 128, 2, 128, 2, kCausal>>(p, t, stream);
     forward_with<Shape<T, 128, 3, 80, kCausal ? 2 : 3, kCausal>>(p, t, stream);
   });
 }

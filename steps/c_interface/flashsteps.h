@@ -88,7 +88,7 @@ int flashsteps_find_step(const char* name, flashsteps_step* step);
 typedef struct flashsteps_problem {
   int batch, heads, kv_heads; /* heads is a multiple of kv_heads */
   int seq_q, seq_k, head_dim;
-  double scale;      /* usually 1 / sqrt(head_dim); any finite number */
+  double scale;      /* usually 1 / sqrt(head_dim); any finite number, at most 2.35e38 unless FP64 */
   int causal;        /* 0 or 1 */
   double dropout;    /* the probability that a weight is dropped, 0 <= dropout < 1; kept ones grow by 1/(1 - dropout) */
   uint64_t seed;     /* of the dropout mask; forward and backward pass must be given the same seed and offset */

@@ -18,7 +18,8 @@ struct AccuracyOptions {
   ProblemOptions problem;
   DeviceOption device;
   FormatOption format;
-  int sample = 512;
+  std::optional<int> given_sample;
+  int sample() const { return given_sample.value_or(512); }
 };
 
 // N(0, 1) + N(0, 100) · Bernoulli(0.001), as the type holds it.
@@ -40,8 +41,8 @@ class Accuracy {
     problem_.scale = default_scale(problem_.D);
     problem_ = options.problem.apply(problem_);
     if (problem_.q_elements() == 0) throw Error("accuracy: without queries there is nothing to compare");
-    selection_ = reference::sample(problem_, options.sample, 1, problem_.seed);
-    selection_.everything = problem_.query_rows() <= size_t(options.sample);
+    selection_ = reference::sample(problem_, options.sample(), 1, problem_.seed);
+    selection_.everything = problem_.query_rows() <= size_t(options.sample());
     selection_.key_rows.clear();
   }
 
@@ -146,8 +147,8 @@ Command add_accuracy(CLI::App& command) {
   auto o = std::make_shared<AccuracyOptions>();
   o->problem.add_shape_to(command);
   command.add_flag("--causal", o->problem.causal, "Query i sees the keys j <= i + (Nk - Nq)");
-  command.add_option("--seed", o->problem.seed, "Seed of the inputs");
-  command.add_option("--sample", o->sample, "Compare about this many rows of O")->check(CLI::Range(1, 1 << 24));
+  add_seed(command, o->problem.seed, "Seed of the inputs");
+  add_number(command, "--sample", o->given_sample, "Compare about this many rows of O; default 512", kSamples);
   o->device.add_to(command);
   o->format.add_to(command);
   return [o] { return Accuracy(*o).run(); };

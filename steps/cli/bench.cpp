@@ -25,6 +25,8 @@ namespace {
 
 constexpr int kTokens = 16384, kHidden = 2048;
 constexpr int kWarmUp = 3;             // launches
+constexpr int kLaunches = 11;          // that are timed
+constexpr double kIdle = 0.2;          // seconds
 constexpr double kCacheBytes = 256e6;  // several times any GPU's L2: what the rotated inputs fill together
 
 struct BenchOptions {
@@ -32,8 +34,8 @@ struct BenchOptions {
   ProblemOptions problem;
   PassOption pass;
   FormatOption format;
-  double idle = 0.2;  // seconds
-  int launches = 11;
+  std::optional<double> idle;  // seconds
+  std::optional<int> launches;
   std::string csv, plot;
 };
 
@@ -156,8 +158,8 @@ class Bench {
       launch(i);
     };
     gpu_.times_ms(kWarmUp, interruptible);
-    std::this_thread::sleep_for(std::chrono::duration<double>(options_.idle));
-    std::vector<double> ms = gpu_.times_ms(kWarmUp + options_.launches, interruptible);
+    std::this_thread::sleep_for(std::chrono::duration<double>(options_.idle.value_or(kIdle)));
+    std::vector<double> ms = gpu_.times_ms(kWarmUp + options_.launches.value_or(kLaunches), interruptible);
     ms.erase(ms.begin(), ms.begin() + kWarmUp);
     std::sort(ms.begin(), ms.end());
     return ms;
@@ -272,16 +274,13 @@ Command add_bench(CLI::App& command) {
   o->problem.add_rest_to(command);
   o->pass.add_to(command);
   o->format.add_to(command);
-  command
-      .add_option("--idle", o->idle,
-                  "Seconds of rest before each problem: a GPU that is busy for long slows itself down")
-      ->check(CLI::Range(0.0, 60.0))
-      ->capture_default_str();
-  command.add_option("--launches", o->launches, "How many launches are timed; their median counts")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
-  command.add_option("--csv", o->csv, "Write the rows to this file, too")->type_name("FILE");
-  command.add_option("--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file")->type_name("FILE");
+  add_number(command, "--idle", o->idle,
+             "Seconds of rest before each problem, as a GPU that is busy for long slows itself down; default 0.2",
+             Bounds{0.0, 60.0});
+  add_number(command, "--launches", o->launches, "How many launches are timed; their median counts; default 11",
+             Bounds{1, 10000});
+  add_path(command, "--csv", o->csv, "Write the rows to this file, too");
+  add_path(command, "--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file");
   return [o] { return Bench(*o).run(); };
 }
 

@@ -237,9 +237,10 @@ Command add_check(CLI::App& command) {
   o->problem.add_shape_to(command);
   o->problem.add_rest_to(command);
   o->pass.add_to(command);
-  add_number(command, "--sample", o->given_sample, "Compare about this many rows of each output, for long sequences");
+  add_number(command, "--sample", o->given_sample, "Compare about this many rows of each output, for long sequences",
+             kSamples);
   add_number(command, "--random", o->given_random,
-             "Check this many drawn cases for each pass of each step; --seed draws others");
+             "Check this many drawn cases for each pass of each step; --seed draws others", Bounds{1, 1000000});
   command
       .add_option_function<std::string>(
           "--values", [o = o.get()](const std::string& word) { o->values = values_named(word); },
@@ -249,9 +250,6 @@ Command add_check(CLI::App& command) {
   o->device.add_to(command);
   o->format.add_to(command);
   return [o] {
-    if (o->given_sample.value_or(1) < 1) throw Error("--sample: must be at least 1");
-    const int random = o->given_random.value_or(1);
-    if (random < 1 || random > 1000000) throw Error("--random: must be from 1 to 1000000");
     o->sample = o->given_sample.value_or(0);
     o->random = o->given_random.value_or(0);
     return Check(*o).run();

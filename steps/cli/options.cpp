@@ -4,6 +4,10 @@
 
 #include <charconv>
 #include <iostream>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <type_traits>
 
 #include "harness/error.h"
 
@@ -13,10 +17,11 @@ namespace {
 const std::map<std::string, DeviceChoice> kDevices = {
     {"auto", DeviceChoice::automatic}, {"gpu", DeviceChoice::gpu}, {"cpu", DeviceChoice::cpu}};
 const std::map<std::string, Format> kFormats = {{"table", Format::table}, {"csv", Format::csv}, {"json", Format::json}};
+const std::map<std::string, DType> kQuantised = {{"bf16", DType::bf16}, {"fp32", DType::fp32}};
 
 // An option whose words stand for values: anything else is refused with the list of them.
-template <class T>
-void add_choice(CLI::App& command, const std::string& name, T& value, const std::map<std::string, T>& words,
+template <class Value, class T>
+void add_choice(CLI::App& command, const std::string& name, Value& value, const std::map<std::string, T>& words,
                 const std::string& help) {
   std::string list;
   for (const auto& [word, meaning] : words) list += (list.empty() ? "" : ", ") + word;
@@ -32,35 +37,75 @@ void add_choice(CLI::App& command, const std::string& name, T& value, const std:
       ->type_name("");
 }
 
+// "number", or "whole number from -2147483648 to 2147483647".
 template <class T>
-T number_in(const std::string& name, const std::string& text, const char* what) {
+std::string kind_of_number() {
+  if constexpr (std::is_floating_point_v<T>) return "number that fp64 can hold";
+  using Limits = std::numeric_limits<T>;
+  return "whole number from " + std::to_string(Limits::min()) + " to " + std::to_string(Limits::max());
+}
+
+template <class T>
+T number_in(const std::string& name, const std::string& text) {
   T number{};
-  const char* begin = text.data() + (text.size() > 1 && text[0] == '+' ? 1 : 0);
-  const auto [end, failed] = std::from_chars(begin, text.data() + text.size(), number);
+  const bool plus = text.size() > 1 && text[0] == '+' && text[1] != '-';
+  const auto [end, failed] = std::from_chars(text.data() + plus, text.data() + text.size(), number);
   if (failed == std::errc() && end == text.data() + text.size()) return number;
-  throw Error(name + ": '" + text + "' is no " + what);
+  throw Error(name + ": '" + text + "' is no " + kind_of_number<T>());
+}
+
+// "must be at least 1", "must be from 0 to 60".
+template <class T>
+std::string demand(const Bounds<T>& bounds) {
+  std::ostringstream text;
+  text << "must be ";
+  if (bounds.most == std::numeric_limits<T>::max())
+    text << "at least " << bounds.least;
+  else
+    text << "from " << bounds.least << " to " << bounds.most;
+  return text.str();
 }
 
 }  // namespace
 
-CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<int>& value,
-                        const std::string& help) {
+template <class T>
+CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<T>& value, const std::string& help,
+                        std::optional<Bounds<std::type_identity_t<T>>> bounds) {
   return command
       .add_option_function<std::string>(
           name,
-          [&value, name](const std::string& text) {
-            value = number_in<int>(name, text, "whole number from -2147483648 to 2147483647");
+          [&value, name, bounds](const std::string& text) {
+            value = number_in<T>(name, text);
+            if (bounds && !(*value >= bounds->least && *value <= bounds->most))
+              throw Error(name + ": " + demand(*bounds) + ", not " + text);
           },
           help)
-      ->type_name("INT");
+      ->type_name(std::is_floating_point_v<T> ? "FLOAT" : "INT");
 }
 
-CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<double>& value,
-                        const std::string& help) {
+template CLI::Option* add_number<int>(CLI::App&, const std::string&, std::optional<int>&, const std::string&,
+                                      std::optional<Bounds<int>>);
+template CLI::Option* add_number<double>(CLI::App&, const std::string&, std::optional<double>&, const std::string&,
+                                         std::optional<Bounds<double>>);
+
+void add_seed(CLI::App& command, uint64_t& seed, const std::string& help) {
+  command
+      .add_option_function<std::string>(
+          "--seed", [&seed](const std::string& text) { seed = number_in<uint64_t>("--seed", text); }, help)
+      ->type_name("UINT");
+}
+
+CLI::Option* add_path(CLI::App& command, const std::string& name, std::string& path, const std::string& help,
+                      const std::string& kind) {
   return command
       .add_option_function<std::string>(
-          name, [&value, name](const std::string& text) { value = number_in<double>(name, text, "number"); }, help)
-      ->type_name("FLOAT");
+          name,
+          [&path, name, kind](const std::string& given) {
+            if (given.empty()) throw Error(name + ": give the name of a " + kind);
+            path = given;
+          },
+          help)
+      ->type_name(kind == "file" ? "FILE" : "DIR");
 }
 
 void DeviceOption::add_to(CLI::App& command) {
@@ -88,21 +133,14 @@ void ProblemOptions::add_shape_to(CLI::App& command) {
 
 void ProblemOptions::add_rest_to(CLI::App& command) {
   command.add_option("--dtype", dtype, "Precision of the tensors: fp64, fp32, fp16, bf16 or e4m3");
-  command.add_option("--from", from, "e4m3: what it is quantised from, bf16 or fp32; default bf16");
+  add_choice(command, "--from", from, kQuantised, "e4m3: what it is quantised from; default bf16");
   command.add_flag("--tensor-scales", tensor_scales, "e4m3: one scale for all of Q, K, V instead of one for each tile");
   command.add_flag("--no-rotation", no_rotation, "e4m3: do not rotate the rows of Q and K");
   command.add_flag("--causal", causal, "Query i sees the keys j <= i + (Nk - Nq)");
   command.add_flag("--deterministic", deterministic, "Gradients have the same bits in every run");
   add_number(command, "--scale", scale, "Factor of the scores; default 1/sqrt(D)");
   add_number(command, "--dropout", dropout, "Probability that a weight is dropped, 0 <= p < 1");
-  command
-      .add_option_function<std::string>(
-          "--seed",
-          [this](const std::string& text) {
-            seed = number_in<uint64_t>("--seed", text, "whole number from 0 to 18446744073709551615");
-          },
-          "Seed of random inputs and of the dropout mask")
-      ->type_name("UINT");
+  add_seed(command, seed, "Seed of random inputs and of the dropout mask");
 }
 
 Problem ProblemOptions::apply(Problem p) const {
@@ -121,7 +159,7 @@ Problem ProblemOptions::apply(Problem p) const {
   p.causal = p.causal || causal;
   p.deterministic = p.deterministic || deterministic;
   p.seed = seed;
-  if (!from.empty()) p.quantisation.from = dtype_named(from);
+  p.quantisation.from = from.value_or(p.quantisation.from);
   if (tensor_scales) p.quantisation.tile_scales = false;
   if (no_rotation) p.quantisation.rotation = false;
   if (!dtype && quantises()) p.dtype = DType::e4m3;

@@ -1,8 +1,10 @@
 // The options that several subcommands share, and what they select.
 #pragma once
 #include <CLI/CLI.hpp>
+#include <limits>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cli/rows.h"
@@ -12,10 +14,28 @@
 
 namespace flash::cli {
 
-// An option whose value is a number and nothing else: '' and '5x' are refused.
-CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<int>& value, const std::string& help);
-CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<double>& value,
-                        const std::string& help);
+// What a number may be, both ends included; NaN is never within bounds.
+template <class T>
+struct Bounds {
+  T least, most;
+};
+
+// An option whose value is a number and nothing else: '' and '5x' are refused, and so is what is out of bounds, if
+// there are any.
+template <class T>
+CLI::Option* add_number(CLI::App& command, const std::string& name, std::optional<T>& value, const std::string& help,
+                        std::optional<Bounds<std::type_identity_t<T>>> bounds = {});
+
+// Of --sample.
+constexpr Bounds<int> kSamples = {1, std::numeric_limits<int>::max()};
+
+// --seed: any 64-bit number.
+void add_seed(CLI::App& command, uint64_t& seed, const std::string& help);
+
+// An option that names a file or a folder: '' is refused, so that an empty variable of a script is not taken for an
+// option that was left out.
+CLI::Option* add_path(CLI::App& command, const std::string& name, std::string& path, const std::string& help,
+                      const std::string& kind = "file");
 
 // --device: which one, as asked for.
 enum class DeviceChoice { automatic, gpu, cpu };
@@ -47,14 +67,14 @@ struct ProblemOptions {
   uint64_t seed = 0;
   bool causal = false;
   bool deterministic = false;
-  std::string from;
+  std::optional<DType> from;
   bool tensor_scales = false, no_rotation = false;
 
   void add_shape_to(CLI::App& command);  // --batch --heads --kv-heads --seq --seq-k --head-dim
   void add_rest_to(CLI::App& command);   // --dtype --causal --deterministic --scale --dropout --seed, and e4m3's own
 
   bool has_shape() const { return batch || heads || kv_heads || seq || seq_k || head_dim; }
-  bool quantises() const { return !from.empty() || tensor_scales || no_rotation; }
+  bool quantises() const { return from || tensor_scales || no_rotation; }
   // `start` with what was given in place of its own; validated. Options of e4m3 alone make it the dtype.
   Problem apply(Problem start) const;
 };

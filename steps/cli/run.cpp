@@ -135,17 +135,13 @@ Command add_run(CLI::App& command) {
   command.add_option("STEP", o->step, "The step, by any prefix of its id that means only one")
       ->required()
       ->type_name("");
-  const auto file = [&](const char* name, std::string& path, const char* help) {
-    return command.add_option(name, path, help)->type_name("FILE");
-  };
-  file("--q", o->q, "Q [B, Hq, Nq, D], a .npy file of float32 or float64")->required();
-  file("--k", o->k, "K [B, Hkv, Nk, D]")->required();
-  file("--v", o->v, "V [B, Hkv, Nk, D]")->required();
-  file("--grad-out", o->grad_out, "dO [B, Hq, Nq, D]: asks for the gradients, too");
-  command
-      .add_option("--out", o->out, "Folder for o.npy, lse.npy (and dq.npy, dk.npy, dv.npy), made if it is not there")
-      ->required()
-      ->type_name("DIR");
+  add_path(command, "--q", o->q, "Q [B, Hq, Nq, D], a .npy file of float32 or float64")->required();
+  add_path(command, "--k", o->k, "K [B, Hkv, Nk, D]")->required();
+  add_path(command, "--v", o->v, "V [B, Hkv, Nk, D]")->required();
+  add_path(command, "--grad-out", o->grad_out, "dO [B, Hq, Nq, D]: asks for the gradients, too");
+  add_path(command, "--out", o->out, "Folder for o.npy, lse.npy (and dq.npy, dk.npy, dv.npy), made if it is not there",
+           "folder")
+      ->required();
   o->problem.add_rest_to(command);
   o->device.add_to(command);
   return [o] { return run(*o); };

@@ -78,7 +78,9 @@ void validate(const Problem& p) {
   if (!std::isfinite(p.scale)) throw Error("--scale: must be a finite number");
   // Kernels that compute 2^x for e^x multiply the scale by log2 e.
   if (p.dtype != DType::fp64 && std::fabs(p.scale) * 1.4426950408889634 > std::numeric_limits<float>::max())
-    throw Error("--scale: is too large for fp32, in which scores are computed; at most 2.35e38");
+    throw Error(
+        "--scale: is too large: scores are computed in fp32, some with the scale times log2(e) as exponents of "
+        "2; at most 2.35e38 either side of 0 (fp64: any finite number)");
   const Quantisation& q = p.quantisation;
   if (q.from != DType::bf16 && q.from != DType::fp32)
     throw Error("--from: a step quantises bf16 or fp32, not " + name_of(q.from));

@@ -9,6 +9,7 @@
 #include "harness/error.h"
 #include "harness/interrupt.h"
 #include "simt/block.h"
+#include "simt/crashes.h"
 #include "simt/findings.h"
 #include "simt/flags.h"
 #include "simt/observer.h"
@@ -154,6 +155,7 @@ void run_grid(const Launch& launch) {
   grid_progress::begin(workers);
   pool().run(workers, [&](BlockRunner& runner) {
     runner.begin(launch);
+    report_crashes(kernel_name(launch.kernel));
     for (uint64_t number; !enough_found() && !flash::interrupt_requested && (number = next_block++) < blocks;) {
       const unsigned x = unsigned(number % launch.grid.x);
       const unsigned y = unsigned(number / launch.grid.x % launch.grid.y);

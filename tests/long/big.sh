@@ -7,11 +7,13 @@ set -u
 flashsteps=$1
 only=${2:-}
 failed=0
+ran=0
 
 big() {  # limit in seconds, then arguments of `flashsteps check`
   local limit=$1 start=$SECONDS
   shift
   [[ "$*" == *"$only"* ]] || return 0
+  ran=$((ran + 1))
   local said
   said=$(timeout "$limit" "$flashsteps" check "$@" --device gpu 2>&1)
   local code=$?
@@ -51,5 +53,9 @@ big 120 07/pipelined 08/overlapped --pass forward $many --seq 3 --seq-k 17477 --
 big 120 07/backward --pass backward $many --seq 17477 --seq-k 3 --dtype bf16
 big 120 08/backward --pass backward $many --seq 17477 --seq-k 3 --dtype bf16
 
-echo "$failed failed, $SECONDS s"
+if [ $ran -eq 0 ]; then
+  echo "big.sh: no command has '$only' in it" >&2
+  exit 2
+fi
+echo "$failed of $ran failed, $SECONDS s"
 exit $((failed > 0))

@@ -56,6 +56,10 @@ struct Kernels {
   static void half_words(const float* in, float* out);  // in: 4 numbers, out: 32
   static void constants(float* out);                    // 4 floats
 
+  // crashes.cu: what ends a program
+  static void divide(int by, int* result);
+  static void write_to(int* where);
+
   // collectives.cu
   static void indices(uint32_t* out, const uint32_t (&grid)[3], const uint32_t (&block)[3]);  // 6 a thread
   static void shuffles(int* out, int threads, int width);                                     // 4 results a thread
