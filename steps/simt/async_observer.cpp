@@ -76,12 +76,13 @@ Region* Observer::shared_region_at(uintptr_t address) {
 
 // As if these bytes had just been written at this moment.
 void Observer::stamp_writes(Region& region, uintptr_t address, size_t bytes, uint64_t moment) {
-  const auto stamp = [&](Cell* cells, size_t count) {
+  const auto stamp = [&](Cells cells, size_t count) {
     for (size_t i = 0; i < count; ++i) {
-      cells[i].write.store(moment, std::memory_order_relaxed);
-      cells[i].read.store(0, std::memory_order_relaxed);
+      cells.writes[i].store(moment, std::memory_order_relaxed);
+      cells.reads[i].store(0, std::memory_order_relaxed);
     }
   };
+  region.set_has_writes(true);
   stamp(region.words(address), bytes / 4);
   if (region.has_byte_cells()) stamp(region.byte_cells(address), bytes);
 }
@@ -135,20 +136,20 @@ bool Observer::check_writer(const Site& site, uintptr_t address, uint64_t write,
 void Observer::check_async_read(const Site& site, uintptr_t piece, AsyncReaders& readers) {
   if (!is_readable(site, piece, 16)) return;
   Region& region = *site.region;
-  const Cell* words = region.words(piece);
+  const Cells words = region.words(piece);
   for (unsigned i = 0; i < 4; ++i)
-    if (!check_writer(site, piece + 4 * i, words[i].write.load(std::memory_order_relaxed), readers)) return;
+    if (!check_writer(site, piece + 4 * i, words.writes[i].load(std::memory_order_relaxed), readers)) return;
   if (!region.has_byte_cells()) return;
-  const Cell* bytes = region.byte_cells(piece);
+  const Cells bytes = region.byte_cells(piece);
   for (unsigned i = 0; i < 16; ++i)
-    if (!check_writer(site, piece + i, bytes[i].write.load(std::memory_order_relaxed), readers)) return;
+    if (!check_writer(site, piece + i, bytes.writes[i].load(std::memory_order_relaxed), readers)) return;
 }
 
 // A read that began when `issued` was taken ends now: nobody may have written there in the meantime.
 void Observer::check_untouched(const Site& site, uintptr_t piece, const View& issued, uint64_t& checked) {
-  const auto check = [&](const Cell* cells, unsigned count, unsigned size) {
+  const auto check = [&](Cells cells, unsigned count, unsigned size) {
     for (unsigned i = 0; i < count; ++i) {
-      const uint64_t write = cells[i].write.load(std::memory_order_relaxed);
+      const uint64_t write = cells.writes[i].load(std::memory_order_relaxed);
       if (write == checked || Moment(write).block() != issued.block) continue;
       if (!issued.covers(Moment(write))) return overtaken(site, piece + i * size, Moment(write));
       checked = write;

@@ -96,6 +96,7 @@ struct FiberEntry {
 };
 
 void BlockRunner::yield() {
+  if (observed) observer->settle();
   Observer* const mine = observing;
   scheduler_ = jump_fcontext(scheduler_, nullptr).fctx;
   observing = mine;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "simt/async.h"
+#include "simt/observer.h"
 
 namespace simt {
 
@@ -26,6 +27,7 @@ std::string BlockRunner::who() const {
 }
 
 void BlockRunner::fail(Kind kind, const void* code, Text text) {
+  if (observed) observer->settle();
   add_note({kind, code, who(), std::move(text)});
   aborted_ = true;
   stop_grid();

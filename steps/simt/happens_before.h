@@ -1,6 +1,7 @@
 // Which of a block's threads have seen what of each other: the order that barriers make, whatever the order in which
 // the executor ran things. Vector clocks, cut down to what barriers of blocks and warps need.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -27,6 +28,21 @@ struct View {
 
   // Whether this moment of the block comes before the view was taken.
   bool covers(Moment earlier) const;
+};
+
+// What a thread knows now if that is simple, as it mostly is: nothing but what barriers of its whole block and its
+// whole warp have told it.
+struct Knowledge {
+  bool is_simple;
+  uint64_t own;                // a moment of its own
+  uint64_t of_block, of_warp;  // moments of the block's threads, or its warp's, from these on it does not know
+
+  // Whether it does not know of this moment of a thread.
+  [[gnu::always_inline]] bool is_news(uint64_t moment) const {
+    if (moment >> Moment::kBlockShift != own >> Moment::kBlockShift) return true;
+    const uint64_t thread = (moment ^ own) >> Moment::kThreadShift & ((1u << Moment::kThreadBits) - 1);
+    return moment >= (thread < 32 ? of_warp : of_block) && thread != 0;
+  }
 };
 
 // What those who arrive at a barrier leave there for those who wait.
@@ -82,6 +98,11 @@ class HappensBefore {
     if (int(other) == thread || clock <= base_) return true;
     if (other / 32 == unsigned(thread) / 32 && clock <= warp_base_[other / 32]) return true;
     return known_[thread] && (*known_[thread])[other] >= clock;
+  }
+
+  Knowledge knowledge(int thread) const {
+    const unsigned of_warp = std::max(base_, warp_base_[size_t(thread) / 32]);
+    return {known_[thread] == nullptr, stamp_[thread], floor_, Moment::stamp(block_, of_warp + 1, 0)};
   }
 
   // Whether there are no more numbers for moments.

@@ -38,29 +38,35 @@ Region::Region(Space space, uintptr_t begin, size_t bytes, std::string name)
 
 Region::~Region() {
   release_zeros(written_, capacity_);
-  if (words_) release_zeros(words_, capacity_ / 4 * sizeof(Cell));
-  if (has_byte_cells()) release_zeros(bytes_, capacity_ * sizeof(Cell));
+  if (words_) release_zeros(words_, capacity_ / 4 * Cells::kBytes);
+  if (has_byte_cells()) release_zeros(bytes_, capacity_ * Cells::kBytes);
 }
 
 void Region::observe() {
-  if (!words_) words_ = static_cast<Cell*>(reserve_zeros(capacity_ / 4 * sizeof(Cell)));
+  if (!words_) words_ = static_cast<Moments>(reserve_zeros(capacity_ / 4 * Cells::kBytes));
 }
 
 void Region::observe_bytes() {
   static std::mutex one_at_a_time;  // two workers may want them
   std::lock_guard lock(one_at_a_time);
-  if (!has_byte_cells()) bytes_ = static_cast<Cell*>(reserve_zeros(capacity_ * sizeof(Cell)));
+  if (!has_byte_cells()) bytes_ = static_cast<Moments>(reserve_zeros(capacity_ * Cells::kBytes));
 }
 
 void Region::forget_accesses() {
   // The system puts zeros in the place of pages given back.
-  if (words_) madvise(words_, capacity_ / 4 * sizeof(Cell), MADV_DONTNEED);
-  if (has_byte_cells()) madvise(bytes_, capacity_ * sizeof(Cell), MADV_DONTNEED);
+  if (words_) madvise(words_, capacity_ / 4 * Cells::kBytes, MADV_DONTNEED);
+  if (has_byte_cells()) madvise(bytes_, capacity_ * Cells::kBytes, MADV_DONTNEED);
 }
 
 void Region::mark(uintptr_t address, size_t size, Written state) {
   std::memset(written(address), state, size);
   has_copies |= state == kInFlight;
+  if (state != kWritten) all_written_ = false;
+}
+
+void Region::look_whether_all_written() {
+  if (all_written_) return;
+  all_written_ = std::all_of(written_, written_ + bytes, [](uint8_t state) { return state == kWritten; });
 }
 
 // ---- Arrays in device memory
@@ -182,12 +188,16 @@ size_t available_bytes() {
 void observe_device_memory() {
   size_t bytes = 0;
   for (const auto& [end, array] : arrays)
-    if (!array->is_observed()) bytes += array->bytes + array->bytes / 4 * sizeof(Cell);
+    if (!array->is_observed()) bytes += array->bytes + array->bytes / 4 * Cells::kBytes;
   // Most of what programs use is small; the system need not be asked for it.
   if (bytes > (size_t(64) << 20) && bytes > available_bytes())
     throw flash::Error("out of memory: observing device memory takes " + std::to_string(bytes) + " bytes more, " +
                        std::to_string(available_bytes()) + " are free; try a smaller problem");
-  for (const auto& [end, array] : arrays) array->observe();
+  for (const auto& [end, array] : arrays) {
+    array->observe();
+    array->look_whether_all_written();
+    array->set_has_writes(false);
+  }
 }
 
 }  // namespace simt

@@ -63,6 +63,7 @@ void Observer::begin_launch(const Launch& launch) {
   launch_ = &launch;
   launch_floor_ = Moment::stamp(first_block, 0, 0);
   recent_.fill(&nowhere_);
+  pending_.clear();
   sites_.clear();
   told_.clear();
   touched_.clear();
@@ -107,6 +108,7 @@ void Observer::forget_accesses() {
 }
 
 void Observer::met(const std::vector<int>& members, bool orders_memory) {
+  settle();
   complete_requests(members);
   if (!orders_memory) return;
   order_.join(members);
@@ -168,6 +170,7 @@ Site* Observer::site_of(uintptr_t address, unsigned size, bool write, const void
   }
   if (!region || !region->contains(address, size)) out_of_bounds(address, size, write, code);
   Site& site = find_or_add_site(code, region->space == Space::shared, write, size);
+  if (site.region != region) settle_run(site);
   site.region = region;
   return &site;
 }
@@ -179,7 +182,7 @@ Site& Observer::find_or_add_site(const void* code, bool shared, bool write, unsi
     site->code = code;
     site->number = number_of_site(code);
     site->size = size;
-    site->streams.resize(lanes_of_warp_.size());
+    for (const unsigned lanes : lanes_of_warp_) site->streams.emplace_back(lanes);
     site->traffic = {code, shared, write, {}};
     if (site->number >= kMostSites)
       block_.fail(Kind::limit, code,
@@ -190,19 +193,28 @@ Site& Observer::find_or_add_site(const void* code, bool shared, bool write, unsi
 
 // ---- Traffic
 
-void Observer::retire(Site& site, const Request& request) {
+// What count() leaves over: beginnings and ends of requests, and lanes that are not in line.
+void Observer::count_unexpected(Site& site, uintptr_t address) {
+  const int warp = me_ / kWarpSize;
+  RequestStream& stream = site.streams[size_t(warp)];
+  if (!stream.in_use()) open_streams_[size_t(warp)].push_back(&site);
+  stream.add(unsigned(me_ % kWarpSize), uint32_t(address),
+             [&](const Request& request, const Addresses* list) { retire(site, request, list); });
+}
+
+void Observer::retire(Site& site, const Request& request, const Addresses* list) {
   Traffic& traffic = site.traffic.traffic;
   const unsigned bytes = unsigned(__builtin_popcount(request.mask)) * site.size;
   (site.traffic.write ? traffic.write_bytes : traffic.read_bytes) += bytes;
   ++traffic.requests;
-  const Transactions transactions = (site.traffic.shared ? wavefronts : sectors)(request, site.size);
+  const Transactions transactions = (site.traffic.shared ? wavefronts : sectors)(request, list, site.size);
   traffic.transactions += transactions.taken;
   traffic.ideal_transactions += transactions.ideal;
 }
 
 void Observer::flush(int warp) {
   for (Site* site : open_streams_[warp])
-    site->streams[warp].flush([&](const Request& request) { retire(*site, request); });
+    site->streams[warp].flush([&](const Request& request, const Addresses* list) { retire(*site, request, list); });
   open_streams_[warp].clear();
 }
 

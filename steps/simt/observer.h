@@ -16,6 +16,7 @@
 // Not watched: a thread's own stack, kernel arguments, constant memory. Between blocks only flags make an order: by
 // store_release and load_acquire, or by atomics of threads that have called __threadfence before.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -42,13 +43,38 @@ struct Warpgroup;
 constexpr int kMaxWarpgroups = 8;
 constexpr size_t kMostSites = size_t(1) << Moment::kSiteBits;
 
+// Reads of the running thread, one after the other at one place in the code and at equal distances, as loops make them.
+// They are looked at together, before anything happens that could make a difference to them.
+struct Run {
+  static constexpr uintptr_t kUnknown = ~uintptr_t(0);
+
+  uintptr_t next = kUnknown;  // where the next read goes on with it
+  unsigned count = 0;
+  unsigned most = 0;  // so many are sure to be inside the array
+  uintptr_t stride = 0;
+  uintptr_t first = 0;
+  bool is_pending = false;  // whether the observer has it in its list
+
+  bool takes(uintptr_t address) const { return address == next && count < most; }
+  void take() {
+    ++count;
+    next += stride;
+  }
+  // The bytes from the first to the last that it reads, and the gaps.
+  bool overlaps(uintptr_t address, size_t bytes, unsigned size) const {
+    const uintptr_t last = first + (count - 1) * stride;
+    return address < std::max(first, last) + size && std::min(first, last) < address + bytes;
+  }
+};
+
 // A place in the code that touches memory, as one worker sees it in one launch. A place that touches both global and
 // shared memory counts as two.
 struct Site {
   const void* code = nullptr;
-  unsigned number = 0;  // the same for all workers
+  Run run;
+  Region* region = nullptr;  // touched last
+  unsigned number = 0;       // the same for all workers
   unsigned size = 0;
-  Region* region = nullptr;            // touched last
   std::vector<RequestStream> streams;  // by warp
   SiteTraffic traffic;
 };
@@ -69,6 +95,16 @@ class Observer {
   // What is called before each access.
   template <unsigned kSize, bool kWrite>
   void access(uintptr_t address, const void* code, bool atomic);
+  // The same for a read that may become part of a run, and for a write, which may touch what one reads.
+  template <unsigned kSize>
+  void read(uintptr_t address, const void* code);
+  template <unsigned kSize>
+  void write(uintptr_t address, const void* code);
+  // Looks at the reads that are put off. To be called before anything else that the running thread does: whatever it
+  // asks of observer() comes after that.
+  void settle() {
+    if (!pending_.empty()) settle_runs();
+  }
 
   // Barriers at which some arrive and others wait: the running thread leaves what it knows, or takes what was left.
   void release(Gathered& gathered);
@@ -116,14 +152,60 @@ class Observer {
   BlockRunner& block() { return block_; }
 
  private:
-  template <bool kWrite>
-  void check_cell(const Site& site, Cell& cell, uintptr_t address, bool atomic);
+  template <unsigned kSize>
+  void begin_or_end_run(uintptr_t address, const void* code);
+  void settle_runs();
+  void settle_run(Site& site);
+  template <unsigned kSize>
+  void settle_run_of(Site& site);
   template <unsigned kSize, bool kWrite>
-  void check_order(const Site& site, uintptr_t address, bool atomic);
+  Site* site_for(uintptr_t address, const void* code);
+  template <unsigned kSize, bool kWrite>
+  Site* other_site(uintptr_t address, const void* code);
+  template <unsigned kSize, bool kWrite>
+  void look_at(Site& site, uintptr_t address, uintptr_t stride, unsigned count, bool atomic);
+  void count_requests(Site& site, uintptr_t address, uintptr_t stride, unsigned count);
+  void count_unexpected(Site& site, uintptr_t address);
+  template <unsigned kSize, bool kWrite>
+  bool check_written(const Site& site, uintptr_t address, bool atomic);
+  // An access of the running thread, and what that knows of others, for the order of accesses.
+  struct Access {
+    const Site& site;
+    Region& region;
+    bool atomic;
+    uint64_t
+        floor;  // moments below this one come before it anyway. In shared memory those of other blocks mean nothing
+    uint64_t moment;  // of it itself
+    Knowledge known;
+    bool is_mine(uint64_t other) const { return other >> Moment::kThreadShift == moment >> Moment::kThreadShift; }
+  };
+  Access access_at(const Site& site, bool atomic) const {
+    return {site,
+            *site.region,
+            atomic,
+            site.traffic.shared ? order_.floor() : launch_floor_,
+            order_.stamp(me_) | uint64_t(site.number) << Moment::kSiteShift,
+            order_.knowledge(me_)};
+  }
+  bool is_simple(const Access& access) const { return acquired_.empty() && access.known.is_simple; }
+  // Does an earlier access of another thread, above the floor, come without order before this one?
+  SIMT_INLINE bool conflicts(const Access& access, uint64_t earlier) const {
+    if (!is_simple(access) || (earlier & Moment::kAgent)) return conflicts(Moment(earlier));
+    return access.known.is_news(earlier);
+  }
+  void check_write(const Access& access, const std::atomic<uint64_t>& last, uintptr_t address);
+  template <unsigned kSize>
+  void note_reads(const Access& access, uintptr_t address, uintptr_t stride, unsigned count);
+  template <bool kWrite>
+  void check_cell(const Access& access, Cells cells, uintptr_t address);
+  template <bool kWrite>
+  void check_cells(const Access& access, Cells cells, uintptr_t address, size_t count, unsigned bytes_each);
+  template <unsigned kSize, bool kWrite>
+  void check_order(const Access& access, uintptr_t address);
   template <bool kWrite>
   void check_range(const Site& site, uintptr_t address, size_t bytes, bool atomic);
   void check_product_reads(const Site& site, uintptr_t address, size_t bytes);
-  // Does this one's access come without order after an earlier one of another thread?
+  // The same for the running thread, whatever the earlier one is.
   bool conflicts(Moment earlier) const {
     if (earlier.block() == order_.block() && order_.ordered(earlier, me_)) return false;
     return acquired_.empty() || !flags_cover(earlier);
@@ -150,7 +232,7 @@ class Observer {
   Region* static_region_at(uintptr_t address);
   Region* shared_region_at(uintptr_t address);
   void stamp_writes(Region& region, uintptr_t address, size_t bytes, uint64_t moment);
-  void retire(Site& site, const Request& request);
+  void retire(Site& site, const Request& request, const Addresses* list);
   void flush(int warp);
   void check_moments();
 
@@ -173,6 +255,8 @@ class Observer {
   unsigned turn_ = 0;                             // so many accesses until others get a turn
   std::vector<unsigned> lanes_of_warp_;           // masks
   std::vector<std::vector<Site*>> open_streams_;  // by warp: sites that it has touched since its lanes last met
+
+  std::vector<Site*> pending_;  // whose runs are put off
 
   static constexpr size_t kRecentSites = 4096;
   Site nowhere_;                            // fills recent_ at first
@@ -204,8 +288,12 @@ class Observer {
 // The observer of this OS thread while observed kernel code runs on it, else null.
 extern constinit thread_local Observer* observing;
 
-// The observer of the present launch; null if it is not observed.
-inline Observer* observer() { return runner->observed ? runner->observer.get() : nullptr; }
+// The observer of the present launch, up to date; null if it is not observed.
+inline Observer* observer() {
+  if (!runner->observed) return nullptr;
+  runner->observer->settle();
+  return runner->observer.get();
+}
 
 // While the executor does something for a kernel nothing is observed. The observed kernel files bring instrumented
 // copies of the standard library's templates along, and the linker may have chosen those for the executor too.

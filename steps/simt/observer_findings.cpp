@@ -58,7 +58,7 @@ void Observer::uninitialised(const Site& site, uintptr_t address) {
 
 void Observer::unfinished(const Site& site, uintptr_t address) {
   const ObservationPause pause;
-  const Moment copy(site.region->words(address)->write.load(std::memory_order_relaxed));
+  const Moment copy(site.region->words(address).writes->load(std::memory_order_relaxed));
   if (already_told(site.number, copy.site())) return;
   add_note({Kind::unfinished_copy,
             site.code,

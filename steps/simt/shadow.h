@@ -21,6 +21,7 @@ class Moment {
   static constexpr int kAgentShift = kClockShift + kClockBits, kBlockShift = kAgentShift + 1;
   static constexpr uint64_t kFlag =
       1;  // of a write: it was atomic. Of a read: others read too, unordered with this one
+  static constexpr uint64_t kAgent = uint64_t(1) << kAgentShift;
 
   explicit Moment(uint64_t bits) : bits_(bits) {}
   // Without place and flag: what all accesses of a thread between two barriers have in common.
@@ -28,23 +29,27 @@ class Moment {
     return block << kBlockShift | clock << kClockShift | thread << kThreadShift;
   }
   static uint64_t agent_stamp(uint64_t block, uint64_t clock, uint64_t agent) {
-    return stamp(block, clock, agent) | uint64_t(1) << kAgentShift;
+    return stamp(block, clock, agent) | kAgent;
   }
 
   unsigned block() const { return unsigned(bits_ >> kBlockShift); }
   unsigned clock() const { return unsigned(bits_ >> kClockShift) & ((1u << kClockBits) - 1); }
   unsigned thread() const { return unsigned(bits_ >> kThreadShift) & ((1u << kThreadBits) - 1); }
   unsigned site() const { return unsigned(bits_ >> kSiteShift) & ((1u << kSiteBits) - 1); }
-  bool is_agent() const { return bits_ >> kAgentShift & 1; }  // then thread() is the agent's number
+  bool is_agent() const { return bits_ & kAgent; }  // then thread() is the agent's number
   bool flag() const { return bits_ & kFlag; }
 
  private:
   uint64_t bits_;
 };
 
-// The last write of a word and the last read since then. Workers may look at one at the same time.
-struct Cell {
-  std::atomic<uint64_t> write, read;
+// The last write and the last read since then of each of some words, or bytes, in a row. Workers may look at one at the
+// same time. The two lie apart: of an array that nobody writes to only one is looked at.
+struct Cells {
+  static constexpr size_t kBytes = 2 * sizeof(uint64_t);
+
+  std::atomic<uint64_t>* writes;
+  std::atomic<uint64_t>* reads;
 };
 
 enum class Space { global, shared, constant };
@@ -67,9 +72,11 @@ class Region {
   // One byte for each: whether it is written.
   uint8_t* written(uintptr_t address) { return written_ + (address - begin); }
   // One cell for each aligned 4 bytes.
-  Cell* words(uintptr_t address) { return words_ + (address - base_) / 4; }
+  Cells words(uintptr_t address) const { return cells_at(words_, capacity_ / 4, (address - base_) / 4); }
   // One cell for each byte, made when something smaller than a word is accessed for the first time.
-  Cell* byte_cells(uintptr_t address) { return bytes_.load(std::memory_order_relaxed) + (address - base_); }
+  Cells byte_cells(uintptr_t address) const {
+    return cells_at(bytes_.load(std::memory_order_relaxed), capacity_, address - base_);
+  }
   bool has_byte_cells() const { return bytes_.load(std::memory_order_relaxed) != nullptr; }
 
   bool is_observed() const { return words_ != nullptr; }
@@ -77,6 +84,15 @@ class Region {
   void observe_bytes();    // makes the cells for bytes
   void forget_accesses();  // as if nobody had accessed it
   void mark(uintptr_t address, size_t size, Written state);
+  // Whether every byte is known to be written: then none need be looked at. Found out by a look at all of them, which
+  // an array is worth once for each launch while no kernel runs.
+  bool is_all_written() const { return all_written_; }
+  void look_whether_all_written();
+  // Whether anything in an array may have been written in this launch: else no write need be looked for.
+  bool has_writes() const { return has_writes_.load(std::memory_order_relaxed); }
+  void set_has_writes(bool has) {
+    if (has_writes() != has) has_writes_.store(has, std::memory_order_relaxed);
+  }
 
   const Space space;
   const uintptr_t begin;
@@ -86,11 +102,16 @@ class Region {
   bool has_copies = false;     // whether any byte may be in flight
 
  private:
+  using Moments = std::atomic<uint64_t>*;
+  static Cells cells_at(Moments all, size_t count, size_t index) { return {all + index, all + count + index}; }
+
   const uintptr_t base_;   // begin, rounded down to a word
   const size_t capacity_;  // of the shadow, in bytes of memory
+  bool all_written_ = false;
+  std::atomic<bool> has_writes_ = true;
   uint8_t* written_ = nullptr;
-  Cell* words_ = nullptr;
-  std::atomic<Cell*> bytes_ = nullptr;
+  Moments words_ = nullptr;  // writes, then reads
+  std::atomic<Moments> bytes_ = nullptr;
 };
 
 // The array in device memory that contains this address; null if there is none. The array nearest to it, if one is
