@@ -134,9 +134,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
     s.taken.wait_full(t);
     const int rounds = __shfl_sync(0xffffffffu, s.work[t % 2].rounds, 0);
     if (rounds == 0) break;
-
-    float dK[D / 2] = {}, dV[D / 2] = {};  // 64 keys × D
-
+    float dK[D / 2] = {}, dV[D / 2] = {};        // 64 keys × D
     using Rounded = uint32_t(&)[Br / 16][4];     // 64 keys × Br queries, as wgmma's first operand
     using Part = float(&)[S::kPartQueries / 2];  // see Shape
 

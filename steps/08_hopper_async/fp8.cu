@@ -285,24 +285,9 @@ auto with_shape(const Problem& p, const Act& act) {
 }
 
 std::vector<Workspace> workspace(const Problem& p) {
-  const int Bc = with_shape(p, [](auto shape) { return decltype(shape)::Bc; });
-  const size_t q_scales = p.query_heads() * ceil_div(p.Nq, Bc), kv_scales = p.kv_heads() * ceil_div(p.Nk, Bc);
-  return {{.name = "Q in e4m3", .bytes = p.q_elements()},
-          {.name = "K in e4m3", .bytes = p.kv_elements()},
-          {.name = "V in e4m3", .bytes = p.kv_heads() * p.D * pitch_of(p.Nk)},
-          {.name = "scales of Q", .bytes = q_scales * sizeof(float)},
-          {.name = "scales of K and V", .bytes = kv_scales * sizeof(TileScales)},
-          {.name = "largest", .bytes = (3 + p.kv_heads()) * sizeof(float)},
-          {.name = "tiles handed out", .bytes = sizeof(int)}};
-}
-
-Quantised quantised(const Tensors& t) {
-  return {t.scratch<uint8_t>("Q in e4m3"),
-          t.scratch<uint8_t>("K in e4m3"),
-          t.scratch<uint8_t>("V in e4m3"),
-          t.scratch<float>("scales of Q"),
-          t.scratch<TileScales>("scales of K and V"),
-          t.scratch<float>("largest")};
+  std::vector<Workspace> all = with_shape(p, [&](auto shape) { return quantised_workspace(p, decltype(shape)::Bc); });
+  all.push_back({.name = "tiles handed out", .bytes = sizeof(int)});
+  return all;
 }
 
 void quantise(const Problem& p, const Tensors& t, Stream stream) {

@@ -14,7 +14,29 @@ __global__ void clear_largest(float* largest) {
   largest[threadIdx.x] = 0.0f;
 }
 
-// For the host. Bc: how many rows have a scale in common; of K and V the attention takes as many at a time.
+// ---- For the host. Bc: how many rows have a scale in common; of K and V the attention takes as many at a time.
+
+// The workspace that holds what quantising leaves, and where it is.
+inline std::vector<Workspace> quantised_workspace(const Problem& p, int Bc) {
+  const size_t q_scales = p.query_heads() * ceil_div(p.Nq, Bc), kv_scales = p.kv_heads() * ceil_div(p.Nk, Bc);
+  return {{.name = "Q in e4m3", .bytes = p.q_elements()},
+          {.name = "K in e4m3", .bytes = p.kv_elements()},
+          {.name = "V in e4m3", .bytes = p.kv_heads() * p.D * pitch_of(p.Nk)},
+          {.name = "scales of Q", .bytes = q_scales * sizeof(float)},
+          {.name = "scales of K and V", .bytes = kv_scales * sizeof(TileScales)},
+          {.name = "largest", .bytes = (3 + p.kv_heads()) * sizeof(float)}};
+}
+
+inline Quantised quantised(const Tensors& t) {
+  return {t.scratch<uint8_t>("Q in e4m3"),
+          t.scratch<uint8_t>("K in e4m3"),
+          t.scratch<uint8_t>("V in e4m3"),
+          t.scratch<float>("scales of Q"),
+          t.scratch<TileScales>("scales of K and V"),
+          t.scratch<float>("largest")};
+}
+
+// Launches the kernels.
 template <class T, int D, int Bc>
 void quantise_from(const Problem& p, const Tensors& t, const Quantised& to, Stream stream) {
   const auto rows = [](const void* from, uint8_t* to, float* largest, int rows, size_t heads) {

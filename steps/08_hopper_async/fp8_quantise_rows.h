@@ -28,7 +28,7 @@ struct Rows {
 };
 
 template <int D, int Bc>
-constexpr int kRowThreads = Bc* D / 64;  // of a block; 512 fit on a multiprocessor, at 128 registers each
+constexpr int kRowThreads = D / 64 * Bc;  // of a block; 512 fit on a multiprocessor, at 128 registers each
 template <int D, int Bc>
 constexpr int kRowBlocks = 512 / kRowThreads<D, Bc>;
 

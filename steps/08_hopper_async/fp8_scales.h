@@ -25,9 +25,8 @@ struct Quantised {
   float* largest;  // numbers in Q, K and V, for tensor scales; then each head's largest scale of V
 };
 
-__host__ __device__ inline int pitch_of(int keys) {
-  return ceil_div(keys, 16) * 16;
-}  // TMA wants multiples of 16 bytes
+// TMA wants rows of multiples of 16 bytes.
+__host__ __device__ inline int pitch_of(int keys) { return ceil_div(keys, 16) * 16; }
 
 // The smallest power of two that brings numbers up to `largest` into the range of e4m3, ±448. Multiplying by it is
 // exact, and e4m3, a floating-point format, has as many digits after it as with any other scale.
