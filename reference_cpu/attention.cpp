@@ -71,13 +71,14 @@ struct Tile {
   }
 };
 
-// The given rows of a head whose first row in the tensor is `first_row`.
+// The given rows of a head whose first row in the tensor is `first_row`, times a factor.
 template <class Scalar>
-Matrix<Scalar> gather(const std::vector<double>& tensor, int64_t first_row, const std::vector<int>& rows, int D) {
+Matrix<Scalar> gather(const std::vector<double>& tensor, int64_t first_row, const std::vector<int>& rows, int D,
+                      double factor = 1) {
   Matrix<Scalar> gathered(rows.size(), D);
   for (size_t r = 0; r < rows.size(); ++r) {
     const double* row = tensor.data() + (first_row + rows[r]) * D;
-    std::transform(row, row + D, gathered.row(r).data(), [](double x) { return Scalar(x); });
+    std::transform(row, row + D, gathered.row(r).data(), [factor](double x) { return Scalar(x * factor); });
   }
   return gathered;
 }
@@ -140,11 +141,12 @@ Matrix<Scalar> sum_of_terms(const Weights& weights, const Matrix<Scalar>& values
 template <class Scalar>
 class Attention {
  public:
-  Attention(const Problem& problem, const Inputs& inputs, DType stored)
+  Attention(const Problem& problem, const Inputs& inputs, DType stored, double grid)
       : problem_(problem),
         inputs_(inputs),
         stored_(stored),
-        scale_(Scalar(problem.scale)),
+        grid_(Scalar(grid)),
+        scale_(Scalar(problem.scale / grid)),
         mask_(problem),
         statistics_(problem.query_rows()) {}
 
@@ -213,7 +215,8 @@ class Attention {
   const Problem& problem_;
   const Inputs& inputs_;
   const DType stored_;
-  const Scalar scale_;
+  const Scalar grid_;   // how much larger Q, V and dO are than they should be
+  const Scalar scale_;  // of the scores made from that Q
   const DropoutMask mask_;
   std::vector<RowStatistics<Scalar>> statistics_;  // [B, Hq, Nq]
 };
@@ -228,10 +231,10 @@ Tile<Scalar> Attention<Scalar>::open_tile(int64_t query_head, std::vector<int> q
   const int64_t first_query = query_head * problem_.Nq, first_key = key_head_of(query_head) * problem_.Nk;
   Tile<Scalar> tile;
   tile.query_head = query_head;
-  tile.Q = gather<Scalar>(inputs_.Q, first_query, queries, problem_.D);
+  tile.Q = gather<Scalar>(inputs_.Q, first_query, queries, problem_.D, double(grid_));
   tile.K = gather<Scalar>(inputs_.K, first_key, keys, problem_.D);
-  tile.V = gather<Scalar>(inputs_.V, first_key, keys, problem_.D);
-  if (has_gradient()) tile.dO = gather<Scalar>(inputs_.dO, first_query, queries, problem_.D);
+  tile.V = gather<Scalar>(inputs_.V, first_key, keys, problem_.D, double(grid_));
+  if (has_gradient()) tile.dO = gather<Scalar>(inputs_.dO, first_query, queries, problem_.D, double(grid_));
   for (const int query : queries) {
     tile.seen.push_back(int(std::lower_bound(keys.begin(), keys.end(), keys_seen_by(query)) - keys.begin()));
   }
@@ -269,8 +272,11 @@ void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
     if (row.l == 0) continue;  // no key is seen: all weights stay 0
     // Eight bits are too few for weights of 1/N. FP8 implementations store multiples of a power of two below the
     // row's largest weight, here so that this one becomes 256.
-    const Scalar unit = stored_ == DType::e4m3 ? 1 / (256 * row.l) : Scalar(1);
-    const auto P = [&](Scalar s) { return unit * store(std::exp(s - row.m) / row.l / unit); };
+    const Scalar unit = stored_ == DType::e4m3 ? grid_ / (256 * row.l) : grid_;
+    const auto P = [&](Scalar s) {
+      const Scalar weight = std::exp(s - row.m) / row.l;
+      return weight == 1 ? weight : unit * store(weight / unit);  // a row's only weight is exact wherever it is stored
+    };
     tile.P.row(r).head(tile.seen[r]) = tile.S.row(r).head(tile.seen[r]).unaryExpr(P);
   }
 
@@ -285,7 +291,7 @@ void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
           continue;
         }
         tile.keep(r, c) = grown;
-        tile.weights(r, c) = store(tile.P(r, c) * grown);
+        tile.weights(r, c) = grid_ * store(tile.P(r, c) * grown / grid_);
       }
     }
   }
@@ -374,7 +380,7 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
 
   find_row_maximum_and_sum(tile);
   compute_weights(tile);
-  const Matrix<Scalar> O = store_output(sum_of_terms(tile.weights, tile.V, keeps));
+  const Matrix<Scalar> O = store_output(sum_of_terms(tile.weights, tile.V, keeps) / grid_);
   Matrix<Scalar> O_noise2 = Matrix<Scalar>::Zero(O.rows(), O.cols());
   if (tile.with_noise) {
     const Matrix<Scalar> noise2 = sum_noise2(tile.weights_noise2, tile.weights, int64_t(tile.keys.size()));
@@ -398,7 +404,7 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
 
   for (size_t r = 0; r < block.rows.size(); ++r) {
     RowStatistics<Scalar>& row = statistics(block.head, block.rows[r]);
-    row.D = sum_of<Scalar>(tile.dO.row(r).cwiseProduct(O.row(r)));
+    row.D = grid_ * sum_of<Scalar>(tile.dO.row(r).cwiseProduct(O.row(r)));
     if constexpr (kWithNoise) {
       const auto dO2 = tile.dO.row(r).cwiseAbs2();
       row.D_noise2 = Scalar(1 + partial_sums(problem_.D)) * dO2.dot(O.row(r).cwiseAbs2()) + dO2.dot(O_noise2.row(r));
@@ -411,7 +417,7 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
 
   compute_dS(tile);
   noise.beyond_claim = tile.beyond_claim;
-  write<Scalar>(store(scale_ * sum_of_terms(tile.dS, tile.K, sees)), block.slot, results.dQ);
+  write<Scalar>(store(scale_ / grid_ * sum_of_terms(tile.dS, tile.K, sees)), block.slot, results.dQ);
   if constexpr (kWithNoise) {
     const Matrix<Scalar> K2 = tile.K.cwiseAbs2();
     const Matrix<Scalar> noise2 = sum_noise2(tile.dS_noise2, tile.dS, int64_t(tile.keys.size()));
@@ -451,8 +457,8 @@ void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, 
     }
   }
 
-  write<Scalar>(store(scale_ * dK), block.slot, results.dK);
-  write<Scalar>(store(dV), block.slot, results.dV);
+  write<Scalar>(store(scale_ / (grid_ * grid_) * dK), block.slot, results.dK);
+  write<Scalar>(store(dV / grid_), block.slot, results.dV);
   if constexpr (kWithNoise) {
     count_noise<Scalar>(scale_ * scale_ * dK_noise2, noise.dK);
     count_noise(dV_noise2, noise.dV);
@@ -576,7 +582,7 @@ void check_rows(const char* name, const std::vector<int64_t>& rows, size_t count
 
 template <class Scalar>
 Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Selection& selection, DType stored,
-                          int threads) {
+                          int threads, double grid) {
   check_size("Q", inputs.Q.size(), problem.q_elements());
   check_size("K", inputs.K.size(), problem.kv_elements());
   check_size("V", inputs.V.size(), problem.kv_elements());
@@ -585,11 +591,11 @@ Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Se
     check_rows("query rows", selection.query_rows, problem.query_rows());
     check_rows("key rows", selection.key_rows, problem.key_rows());
   }
-  return Attention<Scalar>(problem, inputs, stored).compute(selection, threads);
+  return Attention<Scalar>(problem, inputs, stored, grid).compute(selection, threads);
 }
 
-template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType, int);
-template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType, int);
-template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType, int);
+template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);
+template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);
+template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);
 
 }  // namespace flash::reference

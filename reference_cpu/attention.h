@@ -48,14 +48,19 @@ struct Results {
 //
 // `threads` is how many threads work on it, 0 for one a core; the results are the same to the last bit.
 //
+// `grid` is for the baseline, from 1 to 2: Q, V and dO are worked with that many times as large, P that many times as
+// small, and the results are put right. Only rounding notices, for all numbers on the way now lie elsewhere between two
+// that can be stored: another draw from the errors that the same arithmetic might make. O and the gradients themselves
+// are stored at their own size.
+//
 // NaN and ∞ in the inputs go where IEEE arithmetic takes them, but never through a position that the mask or dropout
 // leaves out. A row whose scores are all −∞ is as one that sees no key: O = 0, LSE = −∞.
 template <class Scalar>
 Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Selection& selection = {},
-                          DType stored = DType::fp64, int threads = 0);
+                          DType stored = DType::fp64, int threads = 0, double grid = 1);
 
-extern template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType, int);
-extern template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType, int);
-extern template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType, int);
+extern template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);
+extern template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);
+extern template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);
 
 }  // namespace flash::reference

@@ -26,49 +26,55 @@ struct Verdict {
   std::string reason;                     // why it fails, in one line, with the place of the worst element
 };
 
-// What a comparison allows beyond twice the baseline's error.
-struct Rule {
-  NonFinite non_finite = NonFinite::same;
+// Units of rounding that are allowed beyond twice the baseline's error, on the oracle's noise scale. A unit is 2⁻²⁴,
+// half the distance from 1 to the next fp32, since that is what every step's sums are kept in; 2⁻⁵³ for fp64.
+constexpr double kUnits = 2;
 
-  // Units of rounding that are always allowed, on the oracle's noise scale. A unit is 2⁻²⁴, half the distance from 1 to
-  // the next fp32, since that is what every step's sums are kept in; 2⁻⁵³ for fp64. The scale takes errors as
-  // independent; those of n equal terms are not, and come to n / 2 times as much.
-  double units = 2;
-};
-
-// `x` against the oracle. Each error may be at most twice the baseline's, plus the rule's units of rounding. Written so
-// that a NaN can never pass. `type` is the one that x's elements were stored in: where that cannot hold the oracle's
+// `x` against the oracle. Each error may be at most twice the baseline's, plus kUnits. Written so that a NaN can never
+// pass. `type` is the one that x's elements were stored in: where that cannot hold the oracle's
 // value, ∞ is the right answer. `name_element` is how the reason speaks of the element of an index.
 template <class OracleScalar, class BaselineScalar>
 Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
-              DType type, const std::function<std::string(size_t)>& name_element = {}, const Rule& rule = {});
+              DType type, const std::function<std::string(size_t)>& name_element = {},
+              NonFinite non_finite = NonFinite::same);
 
 extern template Verdict judge(const std::vector<double>&, const Output<double>&, const Output<float>&, DType,
-                              const std::function<std::string(size_t)>&, const Rule&);
+                              const std::function<std::string(size_t)>&, NonFinite);
 extern template Verdict judge(const std::vector<double>&, const Output<long double>&, const Output<double>&, DType,
-                              const std::function<std::string(size_t)>&, const Rule&);
+                              const std::function<std::string(size_t)>&, NonFinite);
 
 // The same with several baselines; of each kind of error the largest of them counts.
 template <class OracleScalar, class BaselineScalar>
 Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
               const std::vector<const Output<BaselineScalar>*>& baselines, DType type,
-              const std::function<std::string(size_t)>& name_element = {}, const Rule& rule = {});
+              const std::function<std::string(size_t)>& name_element = {}, NonFinite non_finite = NonFinite::same);
 
-// Baselines of e4m3: unfused attention on Q, K and V that have been rounded to e4m3 with one scale each, the largest
-// number becoming 448 or a little less. With so few bits a few numbers may happen to suit a scale, or a score its
-// columns: a large number of Q meets a small one of K. A score that comes out exact by chance would allow no error at
-// all. So there are sixteen, their scales 2^(1/16) apart, and of the odd ones Q and K are rotated at random, which
+// How many baselines there are at most. One is one draw from the errors that its arithmetic can make, and where a
+// result hangs on a handful of roundings, or on many that are the same because the numbers are, it may be a lucky one:
+// nobody could keep within twice of nothing. So a result that fails by the first is judged by some more, which have
+// their numbers elsewhere between two powers of two (see `grid` of attention()), and one that then fails narrowly, by
+// all. Where there are many roundings all draws err alike, and that changes nothing.
+constexpr int kSomeBaselines = 8, kBaselines = 64;
+constexpr double kNarrowly = 2;  // an error of so many times what is allowed, at most
+
+// Those of e4m3 are unfused attention on Q, K and V that have been rounded to e4m3 with one scale each, the largest
+// number becoming 448 or a little less. Three bits make luck common (a large number of Q may always meet a small one of
+// K), so the first judgement is by some already, twice as many. Q and K of the odd ones are rotated at random, which
 // leaves all scores as they are; but not gradients, so where there is a dO none are, nor where D is no power of two.
+// `threads`: 0 for one a core.
 constexpr int kE4m3Baselines = 16;
-Inputs rounded_to_e4m3(const Inputs& inputs, int D, int baseline);
+Inputs rounded_to_e4m3(const Inputs& inputs, int D, int baseline, int threads = 0);
 
 // The oracle's and the baseline's answer to a problem, computed once and compared with any number of steps. The oracle
 // works in double and the baseline in float with the problem's dtype as storage; for fp64 they are long double and
-// double. For e4m3 there are kE4m3Baselines.
+// double.
 class Oracle {
  public:
-  // `threads`: 0 for one a core; the answers are the same to the last bit.
-  Oracle(const Problem& problem, const Inputs& inputs, const Selection& selection = {}, int threads = 0);
+  // `threads`: 0 for one a core; the answers are the same to the last bit. The inputs are kept for further baselines.
+  Oracle(const Problem& problem, std::shared_ptr<const Inputs> inputs, const Selection& selection = {},
+         int threads = 0);
+  Oracle(const Problem& problem, Inputs inputs, const Selection& selection = {}, int threads = 0)
+      : Oracle(problem, std::make_shared<const Inputs>(std::move(inputs)), selection, threads) {}
   ~Oracle();
   Oracle(Oracle&&) noexcept;
 
@@ -77,12 +83,13 @@ class Oracle {
   std::vector<double> O() const;
   std::vector<double> LSE() const;
 
-  // Whole output tensors of a step (only the selected rows are looked at). Gradients need a dO.
-  Verdict judge_O(const std::vector<double>& x, const Rule& rule = {}) const;
-  Verdict judge_LSE(const std::vector<double>& x, const Rule& rule = {}) const;
-  Verdict judge_dQ(const std::vector<double>& x, const Rule& rule = {}) const;
-  Verdict judge_dK(const std::vector<double>& x, const Rule& rule = {}) const;
-  Verdict judge_dV(const std::vector<double>& x, const Rule& rule = {}) const;
+  // Whole output tensors of a step (only the selected rows are looked at). Gradients need a dO. One call at a time: a
+  // result that fails by the first baselines has more of them drawn.
+  Verdict judge_O(const std::vector<double>& x, NonFinite non_finite = NonFinite::same) const;
+  Verdict judge_LSE(const std::vector<double>& x, NonFinite non_finite = NonFinite::same) const;
+  Verdict judge_dQ(const std::vector<double>& x, NonFinite non_finite = NonFinite::same) const;
+  Verdict judge_dK(const std::vector<double>& x, NonFinite non_finite = NonFinite::same) const;
+  Verdict judge_dV(const std::vector<double>& x, NonFinite non_finite = NonFinite::same) const;
 
  private:
   struct Answers;

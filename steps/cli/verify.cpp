@@ -26,15 +26,15 @@ void require_host_memory(const std::string& what, double bytes, const std::strin
 Question::Question(const Problem& problem, bool with_gradient, int sample_rows, Values values, int threads)
     : problem_(problem), values_(values) {
   require_memory_for_answers(problem, sample_rows == 0);
-  inputs_ = tensors_of(problem, problem.seed, values);
-  if (!with_gradient) inputs_.dO.clear();
+  inputs_ = std::make_shared<HostTensors>(tensors_of(problem, problem.seed, values));
+  if (!with_gradient) inputs_->dO.clear();
   reference::Selection selection;
   if (sample_rows > 0) selection = reference::sample(problem, sample_rows, 1, problem.seed);
   everything_ = selection.everything;
   oracle_ = std::make_unique<reference::Oracle>(problem, inputs_, selection, threads);
   if (everything_) {
-    inputs_.O = oracle_->O();
-    inputs_.LSE = oracle_->LSE();
+    inputs_->O = oracle_->O();
+    inputs_->LSE = oracle_->LSE();
   }
 }
 
@@ -50,21 +50,14 @@ const RegisteredStep& forward_before(const RegisteredStep& step, const Problem& 
 
 namespace {
 
-// How a step's results are judged: gradients of inputs that are not finite have more than one right answer, and the
-// rounding errors of equal numbers are equal.
-reference::Rule rule_for(const RegisteredStep& step, Pass pass, const Question& question) {
+// Where a step's results may be NaN or infinite: gradients of inputs that are not finite have more than one right
+// answer.
+reference::NonFinite non_finite_rule(const RegisteredStep& step, Pass pass, const Question& question) {
   const Problem& p = question.problem();
-  reference::Rule rule;
-  if (!are_finite(question.values()) && pass == Pass::backward) {
-    const bool all_see_all = !p.causal && p.dropout == 0;
-    const bool spreads = step.info().spreads_nonfinite && !all_see_all;
-    rule.non_finite = spreads ? reference::NonFinite::spreads : reference::NonFinite::alike;
-  }
-  if (question.values() == Values::constant) {
-    const double queries = p.Hkv > 0 ? double(p.Nq) * (p.Hq / p.Hkv) : 0;
-    rule.units *= std::max({2.0, double(p.D), queries, double(p.Nk)}) / 2;
-  }
-  return rule;
+  if (are_finite(question.values()) || pass == Pass::forward) return reference::NonFinite::same;
+  const bool all_see_all = !p.causal && p.dropout == 0;
+  const bool spreads = step.info().spreads_nonfinite && !all_see_all;
+  return spreads ? reference::NonFinite::spreads : reference::NonFinite::alike;
 }
 
 }  // namespace
@@ -91,7 +84,7 @@ Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass p
   outcome.scratch_bytes = result.scratch_bytes;
   outcome.traffic = result.traffic;
   const HostTensors& x = result.tensors;
-  const reference::Rule rule = rule_for(step, pass, question);
+  const reference::NonFinite rule = non_finite_rule(step, pass, question);
   if (pass == Pass::forward) {
     outcome.outputs = {{"O", oracle.judge_O(x.O, rule)}, {"LSE", oracle.judge_LSE(x.LSE, rule)}};
   } else {

@@ -23,14 +23,14 @@ class Question {
 
   const Problem& problem() const { return problem_; }
   Values values() const { return values_; }
-  const HostTensors& inputs() const { return inputs_; }
+  const HostTensors& inputs() const { return *inputs_; }
   const reference::Oracle& oracle() const { return *oracle_; }
   bool everything() const { return everything_; }
 
  private:
   Problem problem_;
   Values values_;
-  HostTensors inputs_;
+  std::shared_ptr<HostTensors> inputs_;
   bool everything_ = true;
   std::unique_ptr<reference::Oracle> oracle_;
 };
