@@ -63,11 +63,11 @@ class Big(unittest.TestCase):
     def test_what_fails_is_told(self):
         ran, commands = self.run_big("""*"--batch 65536"*) echo "FAILED  02_x/y forward"; exit 1;;
   *1048576*causal*) echo "flashsteps: no room" >&2; exit 2;;
-  *131072*) exec sleep 20;;
+  *"--seq 65536"*) exec sleep 20;;
   *4092*) kill -9 $$;;""")
         self.assertEqual(ran.returncode, 1, ran.stderr)
         failed = re.findall(r"^FAILED +\d+ s  exit code (\d+)  (check .*)$", ran.stdout, re.M)
-        codes = {"--batch 65536": "1", "1048576.*causal": "2", "131072": "124", "4092": "137"}
+        codes = {"--batch 65536": "1", "1048576.*causal": "2", "--seq 65536": "124", "4092": "137"}
         expected = [(code, command) for command in commands for pattern, code in codes.items()
                     if re.search(pattern, command)]
         self.assertEqual([(code, command + " --device gpu") for code, command in failed], expected)
@@ -87,7 +87,7 @@ class Big(unittest.TestCase):
 
     def test_no_command(self):
         self.assertNotEqual(subprocess.run(["bash", os.path.join(HERE, "big.sh")], capture_output=True).returncode, 0)
-        ran = subprocess.run(["bash", os.path.join(HERE, "big.sh"), "/no/flashsteps", "131072"], capture_output=True,
+        ran = subprocess.run(["bash", os.path.join(HERE, "big.sh"), "/no/flashsteps", "--seq 65536"], capture_output=True,
                              text=True)
         self.assertEqual(ran.returncode, 1)
         self.assertIn("exit code 127", ran.stdout)
