@@ -29,7 +29,7 @@ __global__ void values_gradient(Problem p, const float* P_dropped, const float* 
   float sum = 0.0f;
   for (int i = first_query(p, key); i < p.Nq; i++) {
     const float weight = P_dropped[size_t(i) * p.Nk + key], term = weight * dO[size_t(i) * p.D + e.col];
-    if (weight != 0.0f || p.dropout == 0) sum += term;  // where it was dropped, a NaN in dO must not come through
+    if (!is_dropped(weight)) sum += term;  // where it was dropped, a NaN in dO must not come through
   }
   dV[size_t(e.row) * p.D + e.col] = sum;
 }

@@ -57,12 +57,12 @@ __global__ void softmax(Problem p, int rows, const float* S, float* P, float* LS
   LSE[row] = l == 0.0f ? -INFINITY : m + logf(l);
 }
 
-// P' = P where the mask keeps it, scaled so that its mean stays; 0 where not.
+// P' = P where the mask keeps it, scaled so that its mean stays; −0 where not.
 __global__ void dropout(Problem p, Dropout drop, const float* P, float* P_dropped) {
   const Element e = my_element(p.Nk);
   if (e.col >= p.Nk) return;
   const size_t at = size_t(e.row) * p.Nk + e.col;
-  P_dropped[at] = drop.keeps(e.row / p.Nq, e.row % p.Nq, e.col) ? P[at] * drop.kept_scale : 0.0f;
+  P_dropped[at] = drop.keeps(e.row / p.Nq, e.row % p.Nq, e.col) ? P[at] * drop.kept_scale : kDropped;
 }
 
 // O[row, col]: the thread adds up one column of V under the weights of one row of P.
@@ -75,7 +75,7 @@ __global__ void weighted_sum(Problem p, const float* P, const float* V, float* O
   float sum = 0.0f;
   for (int j = 0; j < seen; j++) {
     const float weight = P[j], term = weight * V[size_t(j) * p.D + e.col];
-    if (weight != 0.0f || p.dropout == 0) sum += term;  // nor one whose weight for it was dropped
+    if (!is_dropped(weight)) sum += term;  // nor one whose weight for it was dropped
   }
   O[size_t(e.row) * p.D + e.col] = sum;
 }

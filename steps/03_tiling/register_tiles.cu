@@ -87,11 +87,11 @@ __device__ void add_dots(float (&sum)[R][C], const float (&A)[kRowsA][kDepth + k
   }
 }
 
-// sum[r][c] += Σ_j P[row r][j] · V[j][column c]. `kSkipZeros`: terms whose weight is 0 are left out, for tiles in which
-// not every query sees every key: a NaN in V must not reach a query that does not see it, and 0 · NaN = NaN.
-template <bool kSkipZeros, int R, int C, int kRowsP>
+// sum[r][c] += Σ_j P[row r][j] · V[j][column c], over the keys that `sees(r, j)` says the row sees: a NaN in V must not
+// reach a query that does not see it, and 0 · NaN = NaN.
+template <int R, int C, int kRowsP, class Sees>
 __device__ void add_weighted_rows(float (&sum)[R][C], const float (&P)[kRowsP][kDepth + kPad],
-                                  const float (&V)[kDepth][8 * C + kPad]) {
+                                  const float (&V)[kDepth][8 * C + kPad], Sees sees) {
   const WarpPlace place;
 #pragma unroll 2
   for (int j = 0; j < kDepth; j += 4) {
@@ -106,7 +106,7 @@ __device__ void add_weighted_rows(float (&sum)[R][C], const float (&P)[kRowsP][k
 #pragma unroll
         for (int r = 0; r < R; r++) {
           const float weight = k == 0 ? p[r].x : k == 1 ? p[r].y : k == 2 ? p[r].z : p[r].w;
-          if (kSkipZeros && weight == 0.0f) continue;
+          if (!sees(r, j + k)) continue;
           sum[r][c] = fmaf(weight, v.x, sum[r][c]);
           sum[r][c + 1] = fmaf(weight, v.y, sum[r][c + 1]);
           sum[r][c + 2] = fmaf(weight, v.z, sum[r][c + 2]);
@@ -192,9 +192,10 @@ __global__ void __launch_bounds__(kThreads, 3) weighted_sum(Problem p, const flo
     load_tile<kDepth, D, true>(tile.V, V, key0, p.Nk, D);
     __syncthreads();
     if (p.causal && key0 + kDepth > keys_seen(p, query0))
-      add_weighted_rows<true>(o, tile.P, tile.V);
+      add_weighted_rows(o, tile.P, tile.V,
+                        [&](int r, int j) { return key0 + j < keys_seen(p, query0 + place.row<R>(r)); });
     else
-      add_weighted_rows<false>(o, tile.P, tile.V);
+      add_weighted_rows(o, tile.P, tile.V, [](int, int) { return true; });
   }
 
 #pragma unroll

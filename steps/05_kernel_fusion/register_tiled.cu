@@ -102,10 +102,10 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 #pragma unroll
         for (int c = 0; c < C; c += 4) {
           const uint4 word = drop.words(head, query, (key0 + place.column(c)) / 4);
-          s[r][c] = word.x >= drop.threshold ? s[r][c] * drop.kept_scale : 0.0f;
-          s[r][c + 1] = word.y >= drop.threshold ? s[r][c + 1] * drop.kept_scale : 0.0f;
-          s[r][c + 2] = word.z >= drop.threshold ? s[r][c + 2] * drop.kept_scale : 0.0f;
-          s[r][c + 3] = word.w >= drop.threshold ? s[r][c + 3] * drop.kept_scale : 0.0f;
+          s[r][c] = word.x >= drop.threshold ? s[r][c] * drop.kept_scale : kDropped;
+          s[r][c + 1] = word.y >= drop.threshold ? s[r][c + 1] * drop.kept_scale : kDropped;
+          s[r][c + 2] = word.z >= drop.threshold ? s[r][c + 2] * drop.kept_scale : kDropped;
+          s[r][c + 3] = word.w >= drop.threshold ? s[r][c + 3] * drop.kept_scale : kDropped;
         }
       }
 #pragma unroll
@@ -120,8 +120,9 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
 
     // Weighted sum of V. The weights of a row were computed by the 8 lanes of one warp and are read by the same 8.
     if (kDropout || some_unseen)
-      add_weighted_rows<R, D / 8, Bc, D>(
-          o, tile.P, tile.V, [&](int r, int j, float weight) { return j < seen[r] && !(kDropout && weight == 0.0f); });
+      add_weighted_rows<R, D / 8, Bc, D>(o, tile.P, tile.V, [&](int r, int j, float weight) {
+        return j < seen[r] && !(kDropout && is_dropped(weight));
+      });
     else
       add_weighted_rows<R, D / 8, Bc, D>(o, tile.P, tile.V, AllTerms());
     in_flight.store(tile.K);

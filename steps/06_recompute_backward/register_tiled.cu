@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
           if (kDropout) kept = drop.keeps(head, query, key) ? drop.kept_scale : 0.0f;
           const float grown = kept == 0.0f ? 0.0f : dp[r][c] * kept;
           dp[r][c] = seen ? weight * (grown - tile.row_dot[place.column(c)]) : 0.0f;  // dSᵀ
-          s[r][c] = kept == 0.0f ? 0.0f : weight * kept;                              // Pᵀ, dropped
+          s[r][c] = kept == 0.0f ? kDropped : weight * kept;                          // Pᵀ, dropped
         }
       }
       next_q.fetch(q, query0 + T::kRight, p.Nq);  // arrive while the gradients are summed
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(T::kWarps * 32, 2)
       if (kDropout || some_unseen) {
         const auto sees = [&](int r, int j, float) { return query0 + j >= first_query(p, key0 + place.row<R>(r)); };
         add_rows<T>(dv, s, tile, tile.right_outer,
-                    [&](int r, int j, float x) { return sees(r, j, x) && !(kDropout && x == 0.0f); });
+                    [&](int r, int j, float x) { return sees(r, j, x) && !(kDropout && is_dropped(x)); });
         add_rows<T>(dk, dp, tile, tile.right_inner, sees);
       } else {
         add_rows<T>(dv, s, tile, tile.right_outer, AllTerms());
