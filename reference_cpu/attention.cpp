@@ -181,6 +181,10 @@ class Attention {
 
   // One unit of rounding, as noise.h counts them, and a row of O as the problem's dtype holds it.
   Scalar unit() const { return problem_.dtype == DType::fp64 ? Scalar(0x1p-53) : Scalar(0x1p-24); }
+  Scalar smallest() const {
+    return problem_.dtype == DType::fp64 ? Scalar(std::numeric_limits<double>::min())
+                                         : Scalar(std::numeric_limits<float>::min());
+  }
   Scalar most_drift2() const { return Scalar(kMostDrift / double(unit()) * kMostDrift / double(unit())); }
   Matrix<Scalar> stored_output(const Matrix<Scalar>& O) const {
     const DType type = output_dtype(problem_);
@@ -263,6 +267,13 @@ void Attention<Scalar>::find_row_maximum_and_sum(const Tile<Scalar>& tile) {
   }
 }
 
+// The noise of what dropout keeps of P, or of dP. What it drops has none, not even where the number was NaN.
+template <class Scalar>
+Matrix<Scalar> kept_noise2(const Matrix<Scalar>& noise2, const Matrix<Scalar>& keep) {
+  if (keep.size() == 0) return noise2;
+  return (keep.array() == 0).select(Scalar(0), noise2.array() * keep.array().square()).matrix();
+}
+
 // P = exp(S − m) / l, and the weights: P with some of them dropped and the others grown.
 template <class Scalar>
 void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
@@ -299,8 +310,7 @@ void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
   if (tile.with_noise) {
     tile.P_noise2 = softmax_noise2<Matrix<Scalar>>(tile.P, tile.S_noise2.cwiseMin(most_drift2()));
     clear_unseen(tile.P_noise2, tile.seen);
-    tile.weights_noise2 = tile.P_noise2;
-    if (tile.keep.size() > 0) tile.weights_noise2.array() *= tile.keep.array().square();
+    tile.weights_noise2 = kept_noise2(tile.P_noise2, tile.keep);
   }
 }
 
@@ -317,8 +327,7 @@ void Attention<Scalar>::add_recomputation_noise(Tile<Scalar>& tile) {
     tile.P_noise2.row(r).head(tile.seen[r]).array() += P.square() * drift2.min(most_drift2());
     tile.beyond_claim = tile.beyond_claim || (drift2 > most_drift2() && P > 0).any();
   }
-  tile.weights_noise2 = tile.P_noise2;
-  if (tile.keep.size() > 0) tile.weights_noise2.array() *= tile.keep.array().square();
+  tile.weights_noise2 = kept_noise2(tile.P_noise2, tile.keep);
 }
 
 // dS = P∘(dP − D) with dP = dO·Vᵀ, dropped and grown like the weights. P is the one before dropout, since the softmax
@@ -331,9 +340,7 @@ void Attention<Scalar>::compute_dS(Tile<Scalar>& tile) {
   if (tile.keep.size() > 0) {
     const auto dropped = tile.keep.array() == 0;
     dP = dropped.select(Scalar(0), dP.array() * tile.keep.array()).matrix().eval();
-    if constexpr (kWithNoise) {
-      dP_noise2 = dropped.select(Scalar(0), dP_noise2.array() * tile.keep.array().square()).matrix().eval();
-    }
+    if constexpr (kWithNoise) dP_noise2 = kept_noise2(dP_noise2, tile.keep);
   }
 
   if constexpr (kWithNoise) add_recomputation_noise(tile);
@@ -383,8 +390,9 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
   const Matrix<Scalar> O = store_output(sum_of_terms(tile.weights, tile.V, keeps) / grid_);
   Matrix<Scalar> O_noise2 = Matrix<Scalar>::Zero(O.rows(), O.cols());
   if (tile.with_noise) {
-    const Matrix<Scalar> noise2 = sum_noise2(tile.weights_noise2, tile.weights, int64_t(tile.keys.size()));
-    O_noise2 = sum_of_terms<Scalar>(noise2, tile.V.cwiseAbs2(), keeps) + O.cwiseAbs2();
+    const int64_t terms = int64_t(tile.keys.size());
+    const Matrix<Scalar> noise2 = terms_noise2(tile.weights_noise2, tile.weights, terms);
+    O_noise2 = sum_of_terms<Scalar>(noise2, tile.V.cwiseAbs2(), keeps) + sum_itself_noise2(O, terms, smallest());
   }
 
   if (has_results) {
@@ -407,7 +415,8 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
     row.D = grid_ * sum_of<Scalar>(tile.dO.row(r).cwiseProduct(O.row(r)));
     if constexpr (kWithNoise) {
       const auto dO2 = tile.dO.row(r).cwiseAbs2();
-      row.D_noise2 = Scalar(1 + partial_sums(problem_.D)) * dO2.dot(O.row(r).cwiseAbs2()) + dO2.dot(O_noise2.row(r));
+      row.D_noise2 = Scalar(1 + walk_of_terms(problem_.D)) * dO2.dot(O.row(r).cwiseAbs2()) +
+                     Scalar(walk_to_sum(problem_.D)) * row.D * row.D + dO2.dot(O_noise2.row(r));
       // A backward pass is given O as it is stored, and its D is off by what that rounding makes of it.
       const Scalar shift = tile.dO.row(r).dot(O.row(r) - stored_output(O.row(r))) / unit();
       if (std::isfinite(shift)) row.D_noise2 += shift * shift;
@@ -417,11 +426,13 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
 
   compute_dS(tile);
   noise.beyond_claim = tile.beyond_claim;
-  write<Scalar>(store(scale_ / grid_ * sum_of_terms(tile.dS, tile.K, sees)), block.slot, results.dQ);
+  const Matrix<Scalar> dQ = scale_ / grid_ * sum_of_terms(tile.dS, tile.K, sees);
+  write<Scalar>(store(dQ), block.slot, results.dQ);
   if constexpr (kWithNoise) {
-    const Matrix<Scalar> K2 = tile.K.cwiseAbs2();
-    const Matrix<Scalar> noise2 = sum_noise2(tile.dS_noise2, tile.dS, int64_t(tile.keys.size()));
-    count_noise<Scalar>(scale_ * scale_ * sum_of_terms(noise2, K2, sees), noise.dQ);
+    const int64_t terms = int64_t(tile.keys.size());
+    const Matrix<Scalar> K2 = tile.K.cwiseAbs2(), noise2 = terms_noise2(tile.dS_noise2, tile.dS, terms);
+    count_noise<Scalar>(scale_ * scale_ * sum_of_terms(noise2, K2, sees) + sum_itself_noise2(dQ, terms, smallest()),
+                        noise.dQ);
   }
 }
 
@@ -431,6 +442,7 @@ template <class Scalar>
 void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, BlockNoise& noise) {
   const Matrix<Scalar> zero = Matrix<Scalar>::Zero(block.rows.size(), problem_.D);
   Matrix<Scalar> dK = zero, dV = zero, dK_noise2 = zero, dV_noise2 = zero;
+  const int64_t terms = int64_t(problem_.Nq) * group();
 
   const int64_t batch = block.head / problem_.Hkv;
   const int64_t first_head = batch * problem_.Hq + block.head % problem_.Hkv * group();
@@ -448,20 +460,21 @@ void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, 
       add_terms(dV, tile.weights.transpose(), tile.dO, keeps);
       add_terms(dK, tile.dS.transpose(), tile.Q, sees);
       if constexpr (kWithNoise) {
-        const int64_t terms = int64_t(problem_.Nq) * group();
-        const Matrix<Scalar> weights_noise2 = sum_noise2(tile.weights_noise2, tile.weights, terms);
-        const Matrix<Scalar> dS_noise2 = sum_noise2(tile.dS_noise2, tile.dS, terms);
+        const Matrix<Scalar> weights_noise2 = terms_noise2(tile.weights_noise2, tile.weights, terms);
+        const Matrix<Scalar> dS_noise2 = terms_noise2(tile.dS_noise2, tile.dS, terms);
         dV_noise2 += sum_of_terms<Scalar>(weights_noise2.transpose(), tile.dO.cwiseAbs2(), keeps);
         dK_noise2 += sum_of_terms<Scalar>(dS_noise2.transpose(), tile.Q.cwiseAbs2(), sees);
       }
     }
   }
 
-  write<Scalar>(store(scale_ / (grid_ * grid_) * dK), block.slot, results.dK);
-  write<Scalar>(store(dV / grid_), block.slot, results.dV);
+  dK *= scale_ / (grid_ * grid_);
+  dV /= grid_;
+  write<Scalar>(store(dK), block.slot, results.dK);
+  write<Scalar>(store(dV), block.slot, results.dV);
   if constexpr (kWithNoise) {
-    count_noise<Scalar>(scale_ * scale_ * dK_noise2, noise.dK);
-    count_noise(dV_noise2, noise.dV);
+    count_noise<Scalar>(scale_ * scale_ * dK_noise2 + sum_itself_noise2(dK, terms, smallest()), noise.dK);
+    count_noise<Scalar>(dV_noise2 + sum_itself_noise2(dV, terms, smallest()), noise.dV);
   }
 }
 

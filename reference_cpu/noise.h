@@ -30,22 +30,30 @@ class NoiseSum {
   double sum_ = 0, largest_ = 0;
 };
 
-// Adding up `terms` products one after the other rounds each partial sum. These grow as a random walk does, so that
-// their squares come to terms / 2 times the sum of the squared products.
-inline double partial_sums(int64_t terms) { return double(terms) / 2; }
+// Adding up n products in any order rounds each partial sum. These are a random walk of which one knows where it ends:
+// the mean of the partial sum after a part t of the products is t · sum, its variance t(1 − t) times the products'
+// squares. Over all t, the squares of the partial sums come to n/6 times the products' squares and n/3 times the sum's.
+inline double walk_of_terms(int64_t n) { return double(n) / 6; }
+inline double walk_to_sum(int64_t n) { return double(n) / 3; }
 
 // Of result = factor · A·Bᵀ: its products, their partial sums, and the factor.
 template <class Matrix, class Scalar>
 Matrix dot_products_noise2(const Matrix& A, const Matrix& B, const Matrix& result, Scalar factor) {
-  return Scalar(1 + partial_sums(A.cols())) * factor * factor * (A.cwiseAbs2() * B.cwiseAbs2().transpose()) +
-         result.cwiseAbs2();
+  const int64_t n = A.cols();
+  return Scalar(1 + walk_of_terms(n)) * factor * factor * (A.cwiseAbs2() * B.cwiseAbs2().transpose()) +
+         Scalar(1 + walk_to_sum(n)) * result.cwiseAbs2();
 }
 
-// What to multiply with the squared rows of V for the noise of a sum Σ w·V of `terms` terms: the noise of the weights,
-// and the partial sums.
+// What to multiply with the squared rows of V for the noise of a sum Σ w·V of n terms: the noise of the weights, and
+// their part in the partial sums. The sum's own part comes to it, see sum_itself_noise2.
 template <class Matrix>
-Matrix sum_noise2(const Matrix& weights_noise2, const Matrix& weights, int64_t terms) {
-  return weights_noise2 + typename Matrix::Scalar(partial_sums(terms)) * weights.cwiseAbs2();
+Matrix terms_noise2(const Matrix& weights_noise2, const Matrix& weights, int64_t n) {
+  return weights_noise2 + typename Matrix::Scalar(walk_of_terms(n)) * weights.cwiseAbs2();
+}
+// `smallest` is the smallest normal number: what is smaller is rounded as coarsely as that, each product of the n.
+template <class Matrix, class Scalar>
+Matrix sum_itself_noise2(const Matrix& sum, int64_t n, Scalar smallest) {
+  return (Scalar(1 + walk_to_sum(n)) * sum.array().square() + Scalar(n) * smallest * smallest).matrix();
 }
 
 // Of P = softmax(S). One score's error moves its own weight by P(1 − P); exp and the division round once.
