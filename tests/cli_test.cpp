@@ -143,10 +143,32 @@ TEST_CASE("check: 0 when all pass, rows for programs, a given shape or the grid"
   CHECK(rows[0]["seq_k"] == 9);
   CHECK(rows[0]["output"] == "LSE");
   CHECK(rows[1]["ok"] == true);
+  CHECK(std::prev(rows[0].items().end()).key() == "again");
   CHECK(flashsteps("check 01 --format csv --dtype fp64").code == 0);
   CHECK(flashsteps("check 02 --device cpu --seq 30 --dropout 0.2 --seed 5 --no-observe").code == 0);
   CHECK(flashsteps("check 02 --device cpu --seq 300 --sample 20").code == 0);
   CHECK(flashsteps("check 02 --device cpu --seq 0").code == 0);
+}
+
+TEST_CASE("check: a row for programs can be repeated, what passed and what failed, by the command in its last column") {
+  const auto rows_of = [](const std::string& arguments) {
+    return nlohmann::ordered_json::parse(flashsteps(arguments + " --format json").out);
+  };
+  for (const char* arguments :
+       {"check 05/forward --device cpu --seq 9 --seq-k 20 --causal --seed 7 --values outliers --dropout 0.1 --sample 4",
+        "check 08/fp8 --device cpu --seq 9 --head-dim 64 --from fp32 --tensor-scales --no-rotation --seed 3",
+        "check 07/backward --device cpu --seq 9 --head-dim 64 --dtype bf16 --deterministic --scale -0.3 --seed 2",
+        "check 05/forward --device cpu --scale 2e38 --seq 9 --seed 4"}) {
+    INFO(std::string(arguments));
+    const auto rows = rows_of(arguments);
+    REQUIRE(rows.size() >= 2);
+    const std::string again = rows[0]["again"];
+    REQUIRE(again.substr(0, 17) == "flashsteps check ");
+    CHECK(rows_of(again.substr(11)) == rows);
+  }
+  const std::string csv = flashsteps("check 05/forward --device cpu --seq 9 --seed 7 --format csv").out;
+  CHECK(contains(csv, ",ok,reason,again\n"));
+  CHECK(contains(csv, " --seed 7 --device cpu\n"));
 }
 
 TEST_CASE("every bad option is refused in a line that says what is allowed") {
@@ -170,6 +192,10 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   const Ran past = flashsteps("check 05/forward --device cpu --no-observe --scale 2e38 --seq 9");
   CHECK(past.code == 1);
   CHECK(contains(past.out, "which fp32 cannot hold"));
+  // So do gradients of scores that leave no digit of P = exp(S - LSE).
+  const Ran huge = flashsteps("check 06/backward --device cpu --no-observe --scale 1e30 --seq 9");
+  CHECK(huge.code == 1);
+  CHECK(contains(huge.out, "on one side only); with scores of this size P = exp(S - LSE) has no accuracy"));
   // The largest scale that is allowed, with numbers that leave scores of ordinary size.
   CHECK(flashsteps("check 02 03 04 05 06 --device cpu --no-observe --scale 1e18 --values tiny --seq 40").code == 0);
   CHECK(flashsteps("check 02/forward 03 04 05 --device cpu --no-observe --scale 2.3e38 --values zeros --seq 9").code ==
