@@ -101,12 +101,16 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
   verdict.max_error = of_x.max;
   verdict.max_allowed = 2 * of_baseline.max + kUnits * unit * oracle.noise_max;
 
+  const std::string hint =
+      oracle.beyond_claim
+          ? "; with scores of this size P = exp(S - LSE) has no accuracy in fp32, see page 06, Huge scores"
+          : "";
   if (wrong_kind > 0) {
     verdict.reason = name(first_wrong) + " is " + text(x[first_wrong]) + " where the oracle has " +
                      text(reference[first_wrong]) +
                      (fits(type, double(reference[first_wrong])) ? "" : ", which " + name_of(type) + " cannot hold") +
                      " (" + std::to_string(wrong_kind) + " of " + std::to_string(x.size()) +
-                     " elements are NaN or infinite on one side only)";
+                     " elements are NaN or infinite on one side only)" + hint;
     // The finite rest may look fine: say in figures, too, that this is not.
     verdict.error = verdict.max_error = std::numeric_limits<double>::infinity();
     return verdict;
@@ -119,9 +123,7 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
         (error_is_small ? "largest error " + text(verdict.max_error) + ", allowed " + text(verdict.max_allowed)
                         : "relative error " + text(verdict.error) + ", allowed " + text(verdict.allowed)) +
         "; worst is " + name(of_x.worst) + ": " + text(x[of_x.worst]) + ", the oracle has " +
-        text(reference[of_x.worst]);
-    if (oracle.beyond_claim)
-      verdict.reason += "; with scores of this size P = exp(S - LSE) has no accuracy in fp32, see page 06, Huge scores";
+        text(reference[of_x.worst]) + hint;
   }
   return verdict;
 }
