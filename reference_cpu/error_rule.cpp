@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "harness/error.h"
+#include "harness/interrupt.h"
 #include "reference_cpu/dropout.h"
 #include "reference_cpu/parallel.h"
 #include "reference_cpu/round.h"
@@ -77,6 +78,7 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
   long double norm2 = 0;
   size_t wrong_kind = 0, first_wrong = 0;
   for (size_t i = 0; i < reference.size(); ++i) {
+    throw_if_interrupted_at(i);
     const OracleScalar ref = reference[i];
     if (!same_kind(x[i], rounded_to(type, double(ref)), non_finite) && wrong_kind++ == 0) first_wrong = i;
     if (!std::isfinite(ref)) continue;
@@ -314,7 +316,10 @@ struct Oracle::Answers {
     return std::visit(
         [&](const auto& pair) {
           std::vector<double> values;
-          for (const auto x : pick(pair.oracle).values) values.push_back(rounded_to(type, double(x)));
+          for (const auto x : pick(pair.oracle).values) {
+            throw_if_interrupted_at(values.size());
+            values.push_back(rounded_to(type, double(x)));
+          }
           return values;
         },
         results);
