@@ -143,7 +143,6 @@ TEST_CASE("check: 0 when all pass, rows for programs, a given shape or the grid"
   CHECK(rows[0]["seq_k"] == 9);
   CHECK(rows[0]["output"] == "LSE");
   CHECK(rows[1]["ok"] == true);
-  CHECK(std::prev(rows[0].items().end()).key() == "again");
   CHECK(flashsteps("check 01 --format csv --dtype fp64").code == 0);
   CHECK(flashsteps("check 02 --device cpu --seq 30 --dropout 0.2 --seed 5 --no-observe").code == 0);
   CHECK(flashsteps("check 02 --device cpu --seq 300 --sample 20").code == 0);
@@ -214,7 +213,7 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   expect_refused("check --format xml", {"--format", "csv, json, table"});
   expect_refused("check --sample -1", {"--sample"});
   expect_refused("check --colour red", {"--colour"});
-  expect_refused("check 02 --device cpu --seq 2000000000 --head-dim 1", {"GB of host memory", "--sample"});
+  expect_refused("check 02 --device cpu --seq 2000000000 --head-dim 1", {"at most 2^59 elements"});
   expect_refused("tour check", {"check"});
   expect_refused("list 9", {"9"});
   expect_refused("run", {"STEP"});
