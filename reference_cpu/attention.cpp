@@ -11,9 +11,11 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <thread>
 #include <type_traits>
 
 #include "harness/error.h"
+#include "harness/interrupt.h"
 #include "reference_cpu/dropout.h"
 #include "reference_cpu/noise.h"
 #include "reference_cpu/parallel.h"
@@ -25,6 +27,10 @@ namespace {
 constexpr int kKeysInBlock = 64;              // second pass: keys of a block, …
 constexpr int kQueriesInTile = 256;           // … and how many queries meet them at a time
 constexpr int kScoresInQueryBlock = 1 << 20;  // first pass: 16 to 64 queries, so that a block's S has about this size
+
+constexpr Eigen::Index kAtOnce = 1 << 15;  // columns and terms of a product in one piece
+
+int queries_in_block(const Problem& p) { return std::clamp(kScoresInQueryBlock / std::max(1, p.Nk), 16, 64); }
 
 template <class Scalar>
 using Matrix = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -77,6 +83,7 @@ Matrix<Scalar> gather(const std::vector<double>& tensor, int64_t first_row, cons
                       double factor = 1) {
   Matrix<Scalar> gathered(rows.size(), D);
   for (size_t r = 0; r < rows.size(); ++r) {
+    throw_if_interrupted();
     const double* row = tensor.data() + (first_row + rows[r]) * D;
     std::transform(row, row + D, gathered.row(r).data(), [factor](double x) { return Scalar(x * factor); });
   }
@@ -90,17 +97,37 @@ void clear_unseen(Matrix<Scalar>& matrix, const std::vector<int>& seen) {
 }
 
 // sum += A · B. The baseline (float) adds up each element's products one after the other, as a thread of an unfused
-// kernel does; Eigen would spread them over several partial sums, which rounds less than any such kernel can.
+// kernel does; Eigen would spread them over several partial sums, which rounds less than any such kernel can. Long
+// products are made in pieces, between which Ctrl-C is answered.
 template <class Scalar, class Left, class Right>
 void add_product(Matrix<Scalar>& sum, const Left& A, const Right& B) {
-  if constexpr (!std::is_same_v<Scalar, float>) {
-    sum.noalias() += A * B;
-  } else {
-    const Matrix<Scalar> rows = B;  // row by row in memory
-    for (Eigen::Index r = 0; r < A.rows(); ++r) {
-      for (Eigen::Index t = 0; t < A.cols(); ++t) sum.row(r) += A(r, t) * rows.row(t);
+  for (Eigen::Index column = 0; column < B.cols(); column += kAtOnce) {
+    for (Eigen::Index term = 0; term < A.cols(); term += kAtOnce) {
+      throw_if_interrupted();
+      const Eigen::Index columns = std::min(kAtOnce, B.cols() - column), terms = std::min(kAtOnce, A.cols() - term);
+      const auto piece = B.block(term, column, terms, columns);
+      auto into = sum.middleCols(column, columns);
+      if constexpr (!std::is_same_v<Scalar, float>) {
+        into.noalias() += A.middleCols(term, terms) * piece;
+      } else {
+        const Matrix<Scalar> rows = piece;  // row by row in memory
+        for (Eigen::Index r = 0; r < A.rows(); ++r) {
+          for (Eigen::Index t = 0; t < terms; ++t) into.row(r) += A(r, term + t) * rows.row(t);
+        }
+      }
     }
   }
+}
+
+// The squares of all elements.
+template <class Scalar>
+Matrix<Scalar> squares(const Matrix<Scalar>& X) {
+  Matrix<Scalar> result(X.rows(), X.cols());
+  for (Eigen::Index r = 0; r < X.rows(); ++r) {
+    throw_if_interrupted();
+    result.row(r) = X.row(r).cwiseAbs2();
+  }
+  return result;
 }
 
 template <class Scalar, class Left, class Right>
@@ -214,7 +241,7 @@ class Attention {
   std::vector<Block> blocks(int64_t heads, int rows_per_head, const Selection& selection,
                             const std::vector<int64_t>& selected, int rows_in_block) const;
   void add_blocks_for_statistics(const std::vector<Block>& key_blocks, std::vector<Block>& query_blocks) const;
-  int queries_in_block() const { return std::clamp(kScoresInQueryBlock / std::max(1, problem_.Nk), 16, 64); }
+  int queries_in_block() const { return reference::queries_in_block(problem_); }
 
   const Problem& problem_;
   const Inputs& inputs_;
@@ -255,6 +282,7 @@ Tile<Scalar> Attention<Scalar>::open_tile(int64_t query_head, std::vector<int> q
 template <class Scalar>
 void Attention<Scalar>::find_row_maximum_and_sum(const Tile<Scalar>& tile) {
   for (size_t r = 0; r < tile.queries.size(); ++r) {
+    throw_if_interrupted();
     const auto S = tile.S.row(r).head(tile.seen[r]);
 
     // A NaN is never the maximum here, but it is in the sum, and so reaches the whole row. A row whose scores are all
@@ -279,6 +307,7 @@ template <class Scalar>
 void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
   tile.P.setZero(tile.S.rows(), tile.S.cols());
   for (size_t r = 0; r < tile.queries.size(); ++r) {
+    throw_if_interrupted();
     const RowStatistics<Scalar>& row = statistics(tile.query_head, tile.queries[r]);
     if (row.l == 0) continue;  // no key is seen: all weights stay 0
     // Eight bits are too few for weights of 1/N. FP8 implementations store multiples of a power of two below the
@@ -296,6 +325,7 @@ void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
     const Scalar grown = 1 / (1 - Scalar(problem_.dropout));
     tile.keep.setZero(tile.P.rows(), tile.P.cols());
     for (Eigen::Index r = 0; r < tile.P.rows(); ++r) {
+      throw_if_interrupted();
       for (int c = 0; c < tile.seen[r]; ++c) {
         if (!mask_.keeps(tile.query_head, tile.queries[r], tile.keys[c])) {
           tile.weights(r, c) = 0;
@@ -307,6 +337,7 @@ void Attention<Scalar>::compute_weights(Tile<Scalar>& tile) {
     }
   }
 
+  throw_if_interrupted();
   if (tile.with_noise) {
     tile.P_noise2 = softmax_noise2<Matrix<Scalar>>(tile.P, tile.S_noise2.cwiseMin(most_drift2()));
     clear_unseen(tile.P_noise2, tile.seen);
@@ -392,7 +423,7 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
   if (tile.with_noise) {
     const int64_t terms = int64_t(tile.keys.size());
     const Matrix<Scalar> noise2 = terms_noise2(tile.weights_noise2, tile.weights, terms);
-    O_noise2 = sum_of_terms<Scalar>(noise2, tile.V.cwiseAbs2(), keeps) + sum_itself_noise2(O, terms, smallest());
+    O_noise2 = sum_of_terms<Scalar>(noise2, squares(tile.V), keeps) + sum_itself_noise2(O, terms, smallest());
   }
 
   if (has_results) {
@@ -430,7 +461,7 @@ void Attention<Scalar>::query_block(const Block& block, Results<Scalar>& results
   write<Scalar>(store(dQ), block.slot, results.dQ);
   if constexpr (kWithNoise) {
     const int64_t terms = int64_t(tile.keys.size());
-    const Matrix<Scalar> K2 = tile.K.cwiseAbs2(), noise2 = terms_noise2(tile.dS_noise2, tile.dS, terms);
+    const Matrix<Scalar> K2 = squares(tile.K), noise2 = terms_noise2(tile.dS_noise2, tile.dS, terms);
     count_noise<Scalar>(scale_ * scale_ * sum_of_terms(noise2, K2, sees) + sum_itself_noise2(dQ, terms, smallest()),
                         noise.dQ);
   }
@@ -448,6 +479,7 @@ void Attention<Scalar>::key_block(const Block& block, Results<Scalar>& results, 
   const int64_t first_head = batch * problem_.Hq + block.head % problem_.Hkv * group();
   for (int64_t head = first_head; head < first_head + group(); ++head) {
     for (int first = first_query_that_sees(block.rows.front()); first < problem_.Nq; first += kQueriesInTile) {
+      throw_if_interrupted();
       std::vector<int> queries(size_t(std::min(kQueriesInTile, problem_.Nq - first)));
       std::iota(queries.begin(), queries.end(), first);
       Tile<Scalar> tile = open_tile(head, std::move(queries), block.rows, true);
@@ -543,12 +575,12 @@ Results<Scalar> Attention<Scalar>::compute(const Selection& selection, int threa
   Results<Scalar> results;
   const size_t query_rows = selection.everything ? problem_.query_rows() : selection.query_rows.size();
   const size_t key_rows = selection.everything ? problem_.key_rows() : selection.key_rows.size();
-  results.O.values.resize(query_rows * problem_.D);
+  resize_in_pieces(results.O.values, query_rows * problem_.D);
   results.LSE.values.resize(query_rows);
   if (has_gradient()) {
-    results.dQ.values.resize(query_rows * problem_.D);
-    results.dK.values.resize(key_rows * problem_.D);
-    results.dV.values.resize(key_rows * problem_.D);
+    resize_in_pieces(results.dQ.values, query_rows * problem_.D);
+    resize_in_pieces(results.dK.values, key_rows * problem_.D);
+    resize_in_pieces(results.dV.values, key_rows * problem_.D);
   }
 
   std::vector<BlockNoise> query_noise(query_blocks.size()), key_noise(key_blocks.size());
@@ -605,6 +637,14 @@ Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Se
     check_rows("key rows", selection.key_rows, problem.key_rows());
   }
   return Attention<Scalar>(problem, inputs, stored, grid).compute(selection, threads);
+}
+
+double working_bytes(const Problem& p, int threads) {
+  const double blocks = double(p.query_heads()) * (p.Nq / queries_in_block(p) + 1);
+  const double workers = threads > 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
+  const double rows = 3 * p.D;                    // of K, V and their squares
+  const double scores = 9 * queries_in_block(p);  // of S, P, weights, dS, their noise, and what lies between
+  return std::min(blocks, workers) * p.Nk * (rows + scores) * (p.dtype == DType::fp64 ? 16 : 8);
 }
 
 template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);

@@ -59,6 +59,10 @@ template <class Scalar>
 Results<Scalar> attention(const Problem& problem, const Inputs& inputs, const Selection& selection = {},
                           DType stored = DType::fp64, int threads = 0, double grid = 1);
 
+// About how many bytes it takes while it works, beside inputs and results: a block of queries with all its keys for
+// each of the threads.
+double working_bytes(const Problem& problem, int threads = 0);
+
 extern template Results<float> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);
 extern template Results<double> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);
 extern template Results<long double> attention(const Problem&, const Inputs&, const Selection&, DType, int, double);

@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "harness/error.h"
+#include "harness/interrupt.h"
 #include "reference_cpu/dropout.h"
 #include "reference_cpu/parallel.h"
 #include "reference_cpu/round.h"
@@ -87,6 +88,7 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, 
   long double norm2 = 0;
   size_t wrong_kind = 0, first_wrong = 0;
   for (size_t i = 0; i < reference.size(); ++i) {
+    throw_if_interrupted_at(i);
     const OracleScalar ref = reference[i];
     if (!same_kind(x[i], rounded_to(type, double(ref)), non_finite) && wrong_kind++ == 0) first_wrong = i;
     if (!std::isfinite(ref)) continue;
@@ -101,12 +103,16 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, 
   verdict.max_error = of_x.max;
   verdict.max_allowed = 2 * baselines.max + kUnits * unit * oracle.noise_max;
 
+  const std::string hint =
+      oracle.beyond_claim
+          ? "; with scores of this size P = exp(S - LSE) has no accuracy in fp32, see page 06, Huge scores"
+          : "";
   if (wrong_kind > 0) {
     verdict.reason = name(first_wrong) + " is " + text(x[first_wrong]) + " where the oracle has " +
                      text(reference[first_wrong]) +
                      (fits(type, double(reference[first_wrong])) ? "" : ", which " + name_of(type) + " cannot hold") +
                      " (" + std::to_string(wrong_kind) + " of " + std::to_string(x.size()) +
-                     " elements are NaN or infinite on one side only)";
+                     " elements are NaN or infinite on one side only)" + hint;
     // The finite rest may look fine: say in figures, too, that this is not.
     verdict.error = verdict.max_error = std::numeric_limits<double>::infinity();
     return verdict;
@@ -119,9 +125,7 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, 
         (error_is_small ? "largest error " + text(verdict.max_error) + ", allowed " + text(verdict.max_allowed)
                         : "relative error " + text(verdict.error) + ", allowed " + text(verdict.allowed)) +
         "; worst is " + name(of_x.worst) + ": " + text(x[of_x.worst]) + ", the oracle has " +
-        text(reference[of_x.worst]);
-    if (oracle.beyond_claim)
-      verdict.reason += "; with scores of this size P = exp(S - LSE) has no accuracy in fp32, see page 06, Huge scores";
+        text(reference[of_x.worst]) + hint;
   }
   return verdict;
 }
@@ -317,7 +321,10 @@ struct Oracle::Answers {
     return std::visit(
         [&](const auto& pair) {
           std::vector<double> values;
-          for (const auto x : pick(pair.oracle).values) values.push_back(rounded_to(type, double(x)));
+          for (const auto x : pick(pair.oracle).values) {
+            throw_if_interrupted_at(values.size());
+            values.push_back(rounded_to(type, double(x)));
+          }
           return values;
         },
         results);

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "harness/interrupt.h"
+
 namespace flash::reference {
 
 // Collects the elements' squared errors into a norm and a maximum. Elements that are not finite do not count.
@@ -40,8 +42,17 @@ inline double walk_to_sum(int64_t n) { return double(n) / 3; }
 template <class Matrix, class Scalar>
 Matrix dot_products_noise2(const Matrix& A, const Matrix& B, const Matrix& result, Scalar factor) {
   const int64_t n = A.cols();
-  return Scalar(1 + walk_of_terms(n)) * factor * factor * (A.cwiseAbs2() * B.cwiseAbs2().transpose()) +
-         Scalar(1 + walk_to_sum(n)) * result.cwiseAbs2();
+  const Matrix A2 = A.cwiseAbs2();
+  Matrix noise2(A.rows(), B.rows());
+  constexpr int64_t kAtOnce = 1 << 15;
+  for (int64_t row = 0; row < B.rows(); row += kAtOnce) {
+    throw_if_interrupted();
+    const int64_t rows = std::min<int64_t>(kAtOnce, B.rows() - row);
+    noise2.middleCols(row, rows) =
+        Scalar(1 + walk_of_terms(n)) * factor * factor * (A2 * B.middleRows(row, rows).cwiseAbs2().transpose()) +
+        Scalar(1 + walk_to_sum(n)) * result.middleCols(row, rows).cwiseAbs2();
+  }
+  return noise2;
 }
 
 // What to multiply with the squared rows of V for the noise of a sum Σ w·V of n terms: the noise of the weights, and

@@ -329,8 +329,13 @@ TEST_CASE("scores so large that P has no accuracy do not make a wrong gradient r
   CHECK(!verdict.pass);
   CHECK(verdict.allowed < 0.04);
   CHECK(verdict.reason.find("no accuracy in fp32") != std::string::npos);
+  for (const double wrong : {kNaN, kInfinity}) {
+    off[3] = wrong;
+    CHECK(oracle.judge_dV(off).reason.find("no accuracy in fp32") != std::string::npos);
+  }
 
   problem.scale = 1;
+  CHECK(Oracle(problem, inputs).judge_dV(off).reason.find("no accuracy in fp32") == std::string::npos);
   CHECK(!attention<double>(problem, inputs).dV.beyond_claim);
 }
 

@@ -4,9 +4,12 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
-#include <set>
+#include <map>
 
+#include "cli/npy.h"
+#include "cli/values.h"
 #include "cli/verify.h"
 #include "command.h"
 #include "harness/device.h"
@@ -20,13 +23,15 @@ TEST_SUITE_BEGIN("failures");
 namespace {
 using namespace flash;
 using namespace flash::tests;
+using namespace std::string_literals;
 
 // The CPU device, which fails when it is told to, and remembers what was not given back.
 class FailingDevice final : public Device {
  public:
   int allocations_left = 1000000;
   bool fails_to_run = false;
-  std::set<void*> held;
+  std::map<void*, size_t> held;
+  double most_held = 0;  // at a time, of what its memory takes
 
   DeviceKind kind() const override { return DeviceKind::cpu; }
   std::string name() const override { return "failing"; }
@@ -34,7 +39,10 @@ class FailingDevice final : public Device {
   void* allocate(size_t bytes) override {
     if (allocations_left-- <= 0) throw Error("needs 7 MB of GPU memory, 3 MB are free; choose a smaller problem");
     void* memory = cpu_device().allocate(bytes);
-    held.insert(memory);
+    held[memory] = bytes;
+    double all = 0;
+    for (const auto& [array, size] : held) all += taken_bytes(double(size), false);
+    most_held = std::max(most_held, all);
     return memory;
   }
   void release(void* memory) noexcept override {
@@ -87,6 +95,25 @@ TEST_CASE("device memory that runs out at any allocation: the array is named, an
       CHECK(device.held.empty());
     }
   }
+}
+
+TEST_CASE("what a pass is said to need of a device's memory is what it holds") {
+  for (const char* prefix :
+       {"01", "02/forward", "02/backward", "04/three", "05/algo", "06/backward", "07/split_q", "07/backward", "08/fp8"})
+    for (const RegisteredStep* step : select_steps({prefix}))
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        Problem p = small();
+        p.D = 64;
+        p.dtype = step->info().dtypes.front();
+        if (!step->has(pass)) continue;
+        INFO(step->id << " " << int(pass));
+        HostTensors inputs = random_tensors(p, 1);
+        inputs.O = inputs.dO, inputs.LSE.assign(p.query_rows(), 3.0);
+        FailingDevice device;
+        const Target target = *target_for(*step, DeviceKind::cpu, false);
+        run_step(device, target, *step, pass, p, inputs);
+        CHECK(device.most_held == memory_needed(device, target, *step, pass, p));
+      }
 }
 
 TEST_CASE("a kernel that ends the device's work is a failure with its reason, and memory is given back") {
@@ -150,11 +177,85 @@ TEST_CASE("Ctrl-C: one line, exit code 130, nothing written") {
   CHECK(fs::is_empty(folder.path));
 }
 
+TEST_CASE("Ctrl-C is answered in every phase: inputs, device memory, their formats, the reference, verdicts") {
+  Problem p = small();
+  p.Nq = p.Nk = 3000;
+  const HostTensors inputs = random_tensors(p, 1);
+  const std::vector<std::byte> bytes = encode(DType::bf16, inputs.Q);
+  const reference::Oracle oracle(small(), random_tensors(small(), 1));
+  const std::vector<double> O = oracle.O();
+  void* memory = cpu_device().allocate(bytes.size());
+  std::vector<std::byte> fetched(bytes.size());
+  interrupt_requested = true;
+  CHECK_THROWS_AS(normal_numbers(1000, 1, 1, DType::fp32), Interrupted);
+  CHECK_THROWS_AS(cli::tensors_of(p, 1, cli::Values::huge), Interrupted);
+  CHECK_THROWS_AS(encode(DType::bf16, inputs.Q), Interrupted);
+  CHECK_THROWS_AS(decode(DType::bf16, bytes), Interrupted);
+  CHECK_THROWS_AS(cpu_device().allocate(1000), Interrupted);
+  CHECK_THROWS_AS(cpu_device().upload(memory, bytes.data(), bytes.size()), Interrupted);
+  CHECK_THROWS_AS(cpu_device().download(fetched.data(), memory, bytes.size()), Interrupted);
+  CHECK_THROWS_AS(cpu_device().poison(memory, bytes.size()), Interrupted);
+  CHECK_THROWS_AS(reference::attention<double>(p, inputs), Interrupted);
+  CHECK_THROWS_AS(oracle.O(), Interrupted);
+  CHECK_THROWS_AS(oracle.judge_O(O), Interrupted);
+  interrupt_requested = false;
+  CHECK(oracle.judge_O(O).pass);
+  cpu_device().release(memory);
+}
+
+TEST_CASE("Ctrl-C is answered soon, however long the piece of work") {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"accuracy", "--device", "cpu", "--seq", "400000"},
+        std::vector<std::string>{"check", "05/forward", "--device", "cpu", "--seq", "400000", "--sample", "2"},
+        std::vector<std::string>{"profile", "02/forward", "--seq", "6000"}})
+    for (const double seconds : {0.3, 2.5}) {
+      INFO(arguments[0] << " after " << seconds);
+      const auto before = std::chrono::steady_clock::now();
+      const Ran ran = interrupted(arguments, seconds);
+      CHECK(ran.code == 130);
+      const std::chrono::duration<double> all = std::chrono::steady_clock::now() - before;
+      CHECK(all.count() < seconds + 2);
+    }
+}
+
 TEST_CASE("host memory that is not there is refused with figures, before it is asked for") {
-  expect_refused("check 01 --seq 100000000 --sample 10", {"GB of host memory", "GB are free"});
-  expect_refused("profile 05 --seq 100000000", {"profiling", "GB of host memory"});
-  expect_refused("check 02 --device cpu --pass forward --heads 1 --seq 1000000 --sample 10 --head-dim 1",
-                 {"workspace", "bytes asked for", "are free"});
+  expect_refused("profile 05 --seq 100000000", {"GB of memory", "GB are free"});
+  const size_t rows = cpu_device().free_bytes() / 80 / 128;  // their arrays have room, the oracle's answers have not
+  expect_refused("check 05/forward --device cpu --no-observe --seq " + std::to_string(rows),
+                 {"checking B 1, heads 2", "GB of host memory", "GB are free", "--sample"});
+  // Before the oracle has worked for minutes, and with a way out.
+  const auto before = std::chrono::steady_clock::now();
+  for (const char* step : {"02/forward", "02/backward", "03/shared", "04/three", "01"})
+    for (const char* how : {"", " --sample 2"})
+      expect_refused(std::string("check --device cpu --heads 8 --seq 200000 ") + step + how,
+                     {"GB of memory for B 1, heads 8, seq 200000", "GB are free; choose a smaller problem",
+                      "or a step whose memory grows with N, not N x N (05 and later"});
+  expect_refused("profile 02/forward --seq 200000",
+                 {"GB of memory", "GB are free; choose a smaller problem, or a step"});
+  expect_refused("check 05/forward --device cpu --seq 20000000 --sample 2",
+                 {"GB are free; choose a smaller problem\n"});
+  CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds(20));
+  // More bytes than 64 bits can count.
+  for (const char* step : {"01", "02/forward", "02/backward", "03/shared", "04/three"})
+    expect_refused(
+        std::string("check --device cpu --heads 4 --seq 1073741824 --head-dim 32 --sample 2 ") + step,
+        {"S and P may have at most 2^59 elements; choose a smaller problem, or a step whose memory grows with N"});
+}
+
+TEST_CASE("accuracy and run count what they hold, and refuse it before they begin") {
+  expect_refused("accuracy --device cpu --seq 8000000",
+                 {"accuracy of B 1, heads 2, seq 8000000, head dim 128 needs about", "GB of host memory, "});
+  // Files without their data, and a Q that could be held seven times but not nine.
+  const Folder folder;
+  for (const char* name : {"q.npy", "k.npy", "v.npy"}) {
+    const size_t rows = name == "q.npy"s ? cpu_device().free_bytes() * 2 / 15 / 256 : 7;
+    const std::string header = cli::npy_bytes({1, 1, rows, 64}, {});
+    write(folder / name, header);
+    fs::resize_file(folder / name, header.size() + rows * 64 * 4);
+  }
+  expect_refused("run 05/forward --device cpu --q '" + (folder / "q.npy") + "' --k '" + (folder / "k.npy") + "' --v '" +
+                     (folder / "v.npy") + "' --out '" + (folder / "out") + "'",
+                 {"05_kernel_fusion/forward on these files", "GB of host memory", "GB are free; use smaller ones"});
 }
 
 TEST_CASE("under a limit of the address space a command works or says in a line that memory is out") {

@@ -1,10 +1,12 @@
 // The CPU executor: CUDA's words mean what they should, planted mistakes are found, and counters are exact.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
@@ -619,6 +621,23 @@ TEST_CASE("device memory") {
   CHECK_THROWS(simt::write(x, x, 4));
 }
 
+TEST_CASE("device memory takes what it says that it takes") {
+  const auto resident = [] {
+    std::ifstream file("/proc/self/statm");
+    double all = 0, pages = 0;
+    file >> all >> pages;
+    return pages * double(sysconf(_SC_PAGESIZE));
+  };
+  constexpr size_t kBytes = 96 << 20;
+  const double before = resident();
+  void* memory = simt::allocate(kBytes);
+  simt::poison(memory, kBytes);
+  const double taken = resident() - before, said = simt::memory_of_array(kBytes, false);
+  simt::free(memory);
+  CHECK(taken > 0.95 * said);
+  CHECK(taken < 1.05 * said);
+}
+
 TEST_CASE("the CPU as a device") {
   flash::Device& device = flash::cpu_device();
   CHECK(device.kind() == flash::DeviceKind::cpu);
@@ -627,6 +646,9 @@ TEST_CASE("the CPU as a device") {
   CHECK_THROWS_WITH_AS(device.allocate(size_t(1) << 50), doctest::Contains("1125899906842624 bytes"), flash::Error);
   CHECK_THROWS_AS(device.allocate(SIZE_MAX), flash::Error);
   CHECK_THROWS_AS(device.allocate(device.free_bytes() + (64 << 20)), flash::Error);
+  // What says whether a byte is written takes a byte, too.
+  CHECK_THROWS_WITH_AS(device.allocate(device.free_bytes() / 2 + (64 << 20)), doctest::Contains("twice as many"),
+                       flash::Error);
   void* memory = device.allocate(64);
   const float in[16] = {1, 2, 3};
   float out[16];

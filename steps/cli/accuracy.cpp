@@ -7,7 +7,9 @@
 #include "cli/commands.h"
 #include "cli/draws.h"
 #include "cli/options.h"
+#include "cli/verify.h"
 #include "harness/inputs.h"
+#include "harness/interrupt.h"
 #include "harness/runner.h"
 #include "reference_cpu/attention.h"
 
@@ -27,7 +29,10 @@ std::vector<double> numbers_with_outliers(size_t count, uint64_t seed, uint32_t 
   std::vector<double> x = normal_numbers(count, seed, tensor, DType::fp64);
   const std::vector<double> more = normal_numbers(count, seed, tensor + 16, DType::fp64);
   Draws draws(seed, tensor, 3);
-  for (size_t i = 0; i < count; i++) x[i] = round_to(type, x[i] + (draws.below(1000) == 0 ? 10 * more[i] : 0));
+  for (size_t i = 0; i < count; i++) {
+    throw_if_interrupted_at(i);
+    x[i] = round_to(type, x[i] + (draws.below(1000) == 0 ? 10 * more[i] : 0));
+  }
   return x;
 }
 
@@ -44,6 +49,7 @@ class Accuracy {
     selection_ = reference::sample(problem_, options.sample(), 1, problem_.seed);
     selection_.everything = problem_.query_rows() <= size_t(options.sample());
     selection_.key_rows.clear();
+    require_memory();
   }
 
   int run() {
@@ -60,6 +66,25 @@ class Accuracy {
   }
 
  private:
+  // Q, K and V in double, and beside them at a time: the numbers that one of them is made of; the statistics and blocks
+  // of the reference; a step's arrays and its results.
+  void require_memory() const {
+    const double q = double(problem_.q_elements()), kv = double(problem_.kv_elements());
+    const double rows = double(problem_.query_rows());
+    double most = std::max(16 * std::max(q, kv), 32 * rows + reference::working_bytes(problem_));
+    for (const DType type : {DType::fp16, DType::e4m3}) {
+      Problem p = problem_;
+      p.dtype = type;
+      const RegisteredStep& step = step_for(p);
+      const Device& device = *chosen_.device;
+      const double arrays = device.kind() == DeviceKind::cpu
+                                ? memory_needed(device, *target_for(step, device.kind(), false), step, Pass::forward, p)
+                                : 0;
+      most = std::max(most, arrays + (8 + 2) * q + 8 * rows);
+    }
+    require_host_memory("accuracy of " + shape_text(), 8 * (q + 2 * kv) + most);
+  }
+
   // Without its type, which differs from row to row.
   std::string shape_text() const {
     std::string text = describe(problem_);
@@ -97,7 +122,7 @@ class Accuracy {
   }
 
   // The last step of the course that does this in one kernel.
-  void add_step(const std::string& how, const Problem& p) {
+  const RegisteredStep& step_for(const Problem& p) const {
     const RegisteredStep* found = nullptr;
     std::string why = "no step has a forward pass in " + flash::name_of(p.dtype);
     for (const RegisteredStep& step : all_steps()) {
@@ -108,13 +133,18 @@ class Accuracy {
       if (refusal && std::find(types.begin(), types.end(), p.dtype) != types.end()) why = *refusal;
     }
     if (!found) throw Error(why);
-    const Target target = *target_for(*found, chosen_.device->kind(), false);
-    const std::vector<double> O = run_step(*chosen_.device, target, *found, Pass::forward, p, inputs_).tensors.O;
-    if (selection_.everything) return add(how, p, O, found->id);
+    return *found;
+  }
+
+  void add_step(const std::string& how, const Problem& p) {
+    const RegisteredStep& step = step_for(p);
+    const Target target = *target_for(step, chosen_.device->kind(), false);
+    const std::vector<double> O = run_step(*chosen_.device, target, step, Pass::forward, p, inputs_).tensors.O;
+    if (selection_.everything) return add(how, p, O, step.id);
     std::vector<double> selected;
     for (int64_t row : selection_.query_rows)
       selected.insert(selected.end(), O.begin() + row * p.D, O.begin() + (row + 1) * p.D);
-    add(how, p, selected, found->id);
+    add(how, p, selected, step.id);
   }
 
   template <class T>

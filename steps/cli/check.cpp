@@ -49,6 +49,9 @@ class Plan {
     }
   }
 
+  // What there is no room for.
+  const std::vector<std::string>& left_out() const { return left_out_; }
+
   // One for each comparison; for a random check, one for each pass of each step.
   const std::vector<Item>& items() const { return items_; }
 
@@ -62,6 +65,20 @@ class Plan {
  private:
   void refuse(const std::string& why) {
     if (refusal_.empty()) refusal_ = why;
+  }
+
+  // Why a comparison cannot be made: what the step does not support, or has no room for, which is said in any case.
+  std::optional<std::string> why_not(const Item& item) {
+    if (const auto why = why_unsupported(*item.step, item.problem, item.pass)) return why;
+    const Device& device = item.target == Target::gpu ? device_ : cpu_device();
+    const auto too_large = [&](Target target, const char* advice) {
+      return why_too_large(device, target, *item.step, item.pass, item.problem, advice);
+    };
+    const bool may_unwatch = item.target == Target::cpu_observed && !too_large(Target::cpu, "");
+    const auto why =
+        too_large(item.target, may_unwatch ? "choose a smaller problem, or --no-observe" : "choose a smaller problem");
+    if (why) left_out_.push_back(*why);
+    return why;
   }
 
   void add_steps(const std::vector<std::string>& prefixes) {
@@ -78,15 +95,14 @@ class Plan {
       for (Pass pass : options_.pass.passes()) {
         if (options_.pass.name == "both" && !step->has(pass)) continue;
         if (options_.random > 0) {
-          const auto why = why_unsupported(*step, drawn({step, pass, *target, {}}, 0).problem, pass);
+          const auto why = why_not(drawn({step, pass, *target, {}}, 0));
           why ? refuse(*why) : items_.push_back({step, pass, *target, {}});
           continue;
         }
         for (const Problem& p : problems_for(*step)) {
-          if (const auto why = why_unsupported(*step, p, pass))
-            refuse(*why);
-          else
-            items_.push_back({step, pass, *target, p, options_.values.value_or(Values::normal)});
+          const Item item{step, pass, *target, p, options_.values.value_or(Values::normal)};
+          const auto why = why_not(item);
+          why ? refuse(*why) : items_.push_back(item);
         }
       }
     }
@@ -121,6 +137,7 @@ class Plan {
   std::vector<Item> items_;
   std::set<std::string> added_;  // ids
   std::string refusal_;
+  std::vector<std::string> left_out_;
 };
 
 class Check {
@@ -137,6 +154,7 @@ class Check {
     else
       run_all(plan_.items());
     progress_.show("");
+    for (const std::string& why : plan_.left_out()) std::cerr << "left out: " << why << "\n";
     return report_.print(std::cout, chosen_.sentence) ? 0 : 1;
   }
 

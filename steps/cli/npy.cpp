@@ -5,10 +5,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 
 #include "harness/error.h"
+#include "harness/interrupt.h"
 
 namespace flash::cli {
 namespace {
@@ -22,13 +22,17 @@ struct Header {
   size_t data_begin = 0;
 };
 
-std::string read_bytes(const std::string& path) {
+// The file's bytes, at most so many.
+std::string read_bytes(const std::string& path, uintmax_t most = UINTMAX_MAX) {
   std::error_code unknown;
   if (std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown))
     throw Error(path + ": is no regular file; give the path of a .npy file");
   std::ifstream file(path, std::ios::binary);
   if (!file) throw Error("'" + path + "' cannot be opened; give the path of a .npy file that you may read");
-  std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string bytes;
+  resize_in_pieces(bytes, size_t(std::min<uintmax_t>(most, std::filesystem::file_size(path, unknown))));
+  file.read(bytes.data(), std::streamsize(bytes.size()));
+  bytes.resize(size_t(file.gcount()));
   if (file.bad()) throw Error(path + ": cannot be read; give the path of a .npy file");
   return bytes;
 }
@@ -155,12 +159,9 @@ double number_at(const char* from, size_t width, bool swap) {
   return double(x);
 }
 
-}  // namespace
-
-Array4 read_npy(const std::string& path) { return parse_npy(path, read_bytes(path)); }
-
-Array4 parse_npy(const std::string& path, const std::string& bytes) {
-  const Header header = parse_header(path, bytes);
+// The header of a file that can be read here.
+Header usable_header(const std::string& path, const std::string& bytes) {
+  Header header = parse_header(path, bytes);
   const std::string kind = header.type.substr(1);
   const char order = header.type[0];
   if ((kind != "f4" && kind != "f8") || (order != '<' && order != '>' && order != '='))
@@ -169,7 +170,26 @@ Array4 parse_npy(const std::string& path, const std::string& bytes) {
   if (header.shape.size() != 4)
     throw Error(path + ": has " + std::to_string(header.shape.size()) +
                 " dimensions; 4 are needed: [batch, heads, sequence, head dim]");
-  const size_t width = kind == "f4" ? 4 : 8;
+  count_elements(path, header.shape);
+  return header;
+}
+
+}  // namespace
+
+std::array<size_t, 4> npy_shape(const std::string& path) {
+  constexpr uintmax_t kLongestHeader = 12 + 65536;
+  const Header header = usable_header(path, read_bytes(path, kLongestHeader));
+  std::array<size_t, 4> shape;
+  std::copy_n(header.shape.begin(), 4, shape.begin());
+  return shape;
+}
+
+Array4 read_npy(const std::string& path) { return parse_npy(path, read_bytes(path)); }
+
+Array4 parse_npy(const std::string& path, const std::string& bytes) {
+  const Header header = usable_header(path, bytes);
+  const char order = header.type[0];
+  const size_t width = header.type.substr(1) == "f4" ? 4 : 8;
   const size_t count = count_elements(path, header.shape);
   if (bytes.size() - header.data_begin != count * width)
     throw Error(path + ": has " + std::to_string(bytes.size() - header.data_begin) +
@@ -186,6 +206,7 @@ Array4 parse_npy(const std::string& path, const std::string& bytes) {
     for (size_t b = 0; b < n[1]; b++)
       for (size_t c = 0; c < n[2]; c++)
         for (size_t d = 0; d < n[3]; d++, i++) {
+          throw_if_interrupted_at(i);
           const size_t place = header.fortran_order ? a + n[0] * (b + n[1] * (c + n[2] * d)) : i;
           array.values[i] = number_at(data + place * width, width, order == '>');
         }

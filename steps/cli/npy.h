@@ -17,6 +17,8 @@ struct Array4 {
 Array4 read_npy(const std::string& path);
 // The same from the bytes of a file; `path` is for messages.
 Array4 parse_npy(const std::string& path, const std::string& bytes);
+// Its shape alone, by a look at the head of the file.
+std::array<size_t, 4> npy_shape(const std::string& path);
 
 // The bytes of a float32 file, row-major.
 std::string npy_bytes(const std::vector<size_t>& shape, const std::vector<double>& values);

@@ -69,6 +69,7 @@ class Profiler {
 
   int run() {
     std::string refusal;
+    std::vector<std::string> left_out;
     for (const RegisteredStep* step : select_steps(options_.steps.prefixes))
       for (Pass pass : options_.pass.passes()) {
         if (!step->has(pass)) continue;
@@ -76,13 +77,16 @@ class Profiler {
         const auto why = !step->builds.count(Target::cpu_observed)
                              ? step->id + " has no kernels: it is plain C++, and nothing of it is counted"
                              : why_unsupported(*step, p, pass);
-        if (!why)
+        const auto too_large = why ? std::nullopt : why_too_large(cpu_device(), Target::cpu_observed, *step, pass, p);
+        if (too_large) left_out.push_back(*too_large);
+        if (!why && !too_large)
           profile(*step, pass, p);
         else if (refusal.empty())
-          refusal = *why;
+          refusal = why ? *why : *too_large;
       }
     progress_.show("");
     if (profiles_.empty()) throw Error(refusal.empty() ? "no step has the pass that was asked for" : refusal);
+    for (const std::string& why : left_out) std::cerr << "left out: " << why << "\n";
     if (!options_.plot.empty()) write_files({{options_.plot, bar_plot_svg(plot_title(), "MB", bars())}});
     if (options_.format.format == Format::table) {
       print_tables();

@@ -8,7 +8,7 @@
 namespace flash::cli {
 namespace {
 
-Row row_of(const Item& item, const std::string& output, const reference::Verdict& verdict) {
+Row row_of(const Item& item, const std::string& output, const reference::Verdict& verdict, const HowRun& options) {
   const Problem& p = item.problem;
   return {{"step", item.step->id},
           {"device", item.target == Target::gpu ? "gpu" : "cpu"},
@@ -29,7 +29,8 @@ Row row_of(const Item& item, const std::string& output, const reference::Verdict
           {"max_error", verdict.max_error},
           {"max_allowed", verdict.max_allowed},
           {"ok", verdict.pass},
-          {"reason", verdict.reason}};
+          {"reason", verdict.reason},
+          {"again", repeat_command(item, options)}};
 }
 
 }  // namespace
@@ -67,11 +68,11 @@ void Report::Tally::add(const Outcome& outcome) {
 void Report::add(const Item& item, const Outcome& outcome) {
   tallies_[{item.step->id, name_of(item.pass), flash::name_of(item.problem.dtype)}].add(outcome);
   if (format_ != Format::table) {
-    for (const auto& [output, verdict] : outcome.outputs) rows_.push_back(row_of(item, output, verdict));
+    for (const auto& [output, verdict] : outcome.outputs) rows_.push_back(row_of(item, output, verdict, options_));
     if (!outcome.fault.empty()) {
       reference::Verdict none;
       none.reason = outcome.fault;
-      rows_.push_back(row_of(item, "", none));
+      rows_.push_back(row_of(item, "", none, options_));
       for (const char* field : {"error", "allowed", "max_error", "max_allowed"}) rows_.back()[field] = nullptr;
     }
   }

@@ -1,4 +1,6 @@
 // `flashsteps run`: one step on the caller's own tensors.
+#include <algorithm>
+#include <array>
 #include <iostream>
 
 #include "cli/commands.h"
@@ -7,6 +9,7 @@
 #include "cli/options.h"
 #include "cli/verify.h"
 #include "harness/inputs.h"
+#include "harness/interrupt.h"
 #include "harness/runner.h"
 
 namespace flash::cli {
@@ -19,29 +22,31 @@ struct RunOptions {
   DeviceOption device;
 };
 
-std::string shape_text(const Array4& a) {
+using Shape = std::array<size_t, 4>;
+
+std::string shape_text(const Shape& shape) {
   std::string text = "[";
-  for (size_t i = 0; i < 4; i++) text += (i ? ", " : "") + std::to_string(a.shape[i]);
+  for (size_t i = 0; i < 4; i++) text += (i ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
 }
 
 // Q's and K's shapes make the problem; V and dO must fit them.
-Problem problem_of(const RunOptions& o, const Array4& Q, const Array4& K, const Array4& V, const Array4* dO) {
-  for (const Array4* a : {&Q, &K})
-    for (size_t n : a->shape)
+Problem problem_of(const RunOptions& o, const Shape& Q, const Shape& K, const Shape& V, const Shape* dO) {
+  for (const Shape* shape : {&Q, &K})
+    for (size_t n : *shape)
       if (n > 2147483647) throw Error("a dimension of " + std::to_string(n) + " is too large; at most 2147483647");
-  if (K.shape[0] != Q.shape[0] || K.shape[3] != Q.shape[3])
+  if (K[0] != Q[0] || K[3] != Q[3])
     throw Error("--k: its shape " + shape_text(K) + " must agree with --q " + shape_text(Q) + " in batch and head dim");
-  if (V.shape != K.shape) throw Error("--v: its shape " + shape_text(V) + " must be that of --k, " + shape_text(K));
-  if (dO && dO->shape != Q.shape)
+  if (V != K) throw Error("--v: its shape " + shape_text(V) + " must be that of --k, " + shape_text(K));
+  if (dO && *dO != Q)
     throw Error("--grad-out: its shape " + shape_text(*dO) + " must be that of --q, " + shape_text(Q));
   Problem p;
-  p.B = int(Q.shape[0]);
-  p.Hq = int(Q.shape[1]);
-  p.Hkv = int(K.shape[1]);
-  p.Nq = int(Q.shape[2]);
-  p.Nk = int(K.shape[2]);
-  p.D = int(Q.shape[3]);
+  p.B = int(Q[0]);
+  p.Hq = int(Q[1]);
+  p.Hkv = int(K[1]);
+  p.Nq = int(Q[2]);
+  p.Nk = int(K[2]);
+  p.D = int(Q[3]);
   p.scale = p.D > 0 ? default_scale(p.D) : 0;
   return o.problem.apply(p);
 }
@@ -63,18 +68,33 @@ const RegisteredStep& only_step(const std::string& prefix, Pass pass) {
   return *fitting.front();
 }
 
+// Refuses what would not fit. The tensors are held in double, and beside them at a time: the file that one is made of;
+// on the CPU the arrays of the step, with the results that are fetched from them; results and their files.
+void require_memory(const Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p,
+                    const RegisteredStep* forward) {
+  if (const auto why = why_too_large(device, target, step, pass, p)) throw Error(*why);
+  const bool backward = pass == Pass::backward;
+  const double q = double(p.q_elements()), kv = double(p.kv_elements()), o = q + double(p.query_rows());
+  const double inputs = 8 * (q + 2 * kv + (backward ? q : 0)), made = forward ? 8 * o : 0;
+  const double results = 8 * ((forward ? 0 : o) + (backward ? q + 2 * kv : 0));
+  const double file = 8 * std::max(q, kv), fetched = 4 * std::max(q, kv), files = made + results;
+  double arrays = 0;
+  if (device.kind() == DeviceKind::cpu) {
+    arrays = memory_needed(device, target, step, pass, p);
+    if (forward)
+      arrays = std::max(arrays,
+                        memory_needed(device, *target_for(*forward, device.kind(), false), *forward, Pass::forward, p));
+  }
+  require_host_memory(step.id + " on these files",
+                      inputs + std::max({file, made + results + arrays + fetched, made + results + files}),
+                      "use smaller ones");
+}
+
 int run(const RunOptions& o) {
   const Pass pass = o.grad_out.empty() ? Pass::forward : Pass::backward;
   const RegisteredStep& step = only_step(o.step, pass);
-  double bytes = 0;
-  for (const std::string& path : {o.q, o.k, o.v, o.grad_out}) {
-    std::error_code unknown;
-    const auto size = std::filesystem::file_size(path, unknown);
-    if (!unknown) bytes += 6.0 * double(size);  // as float32: read, widened, rounded, for upload; results as large
-  }
-  require_host_memory("reading these files", bytes, "use smaller ones");
-  const Array4 Q = read_npy(o.q), K = read_npy(o.k), V = read_npy(o.v);
-  const Array4 dO = pass == Pass::backward ? read_npy(o.grad_out) : Array4{};
+  const Shape Q = npy_shape(o.q), K = npy_shape(o.k), V = npy_shape(o.v);
+  const Shape dO = pass == Pass::backward ? npy_shape(o.grad_out) : Shape{};
   Problem p = problem_of(o, Q, K, V, pass == Pass::backward ? &dO : nullptr);
   if (!o.problem.dtype) p.dtype = step.info().dtypes.front();
   if (const auto why = why_unsupported(step, p, pass)) throw Error(*why);
@@ -86,32 +106,38 @@ int run(const RunOptions& o) {
     target = target_for(step, DeviceKind::cpu, false);
   }
   if (!target) throw Error(step.id + " has no code for the GPU in this build; use --device cpu");
-  const auto rounded = [&](const std::vector<double>& values) {
-    std::vector<double> result(values.size());
-    for (size_t i = 0; i < values.size(); i++) result[i] = round_to(input_dtype(p), values[i]);
-    return result;
+  const RegisteredStep* forward = nullptr;
+  if (pass == Pass::backward && !forward_of(step)) forward = &forward_before(step, p, chosen.device->kind());
+  require_memory(*chosen.device, *target, step, pass, p, forward);
+
+  const auto rounded = [&](const std::string& path) {
+    std::vector<double> values = read_npy(path).values;
+    for (size_t i = 0; i < values.size(); i++) {
+      throw_if_interrupted_at(i);
+      values[i] = round_to(input_dtype(p), values[i]);
+    }
+    return values;
   };
   HostTensors tensors;
-  tensors.Q = rounded(Q.values);
-  tensors.K = rounded(K.values);
-  tensors.V = rounded(V.values);
-  tensors.dO = rounded(dO.values);
+  tensors.Q = rounded(o.q);
+  tensors.K = rounded(o.k);
+  tensors.V = rounded(o.v);
+  if (pass == Pass::backward) tensors.dO = rounded(o.grad_out);
   std::string story = step.id + " on " + chosen.sentence + ": " + describe(p);
-  if (pass == Pass::backward && !forward_of(step)) {
-    const RegisteredStep& forward = forward_before(step, p, chosen.device->kind());
-    story += ", with O and LSE from " + forward.id;
-    const Target forward_target = *target_for(forward, chosen.device->kind(), false);
-    const HostTensors made = run_step(*chosen.device, forward_target, forward, Pass::forward, p, tensors).tensors;
-    tensors.O = made.O;
-    tensors.LSE = made.LSE;
+  if (forward) {
+    story += ", with O and LSE from " + forward->id;
+    const Target forward_target = *target_for(*forward, chosen.device->kind(), false);
+    HostTensors made = run_step(*chosen.device, forward_target, *forward, Pass::forward, p, tensors).tensors;
+    tensors.O = std::move(made.O);
+    tensors.LSE = std::move(made.LSE);
   }
   HostTensors results = run_step(*chosen.device, *target, step, pass, p, tensors).tensors;
-  if (results.O.empty()) results.O = tensors.O, results.LSE = tensors.LSE;
+  if (results.O.empty()) results.O = std::move(tensors.O), results.LSE = std::move(tensors.LSE);
 
-  const auto sizes = [](const Array4& a) { return std::vector<size_t>(a.shape.begin(), a.shape.end()); };
+  const auto sizes = [](const Shape& shape) { return std::vector<size_t>(shape.begin(), shape.end()); };
   const std::filesystem::path folder(o.out);
   std::vector<OutputFile> files = {{folder / "o.npy", npy_bytes(sizes(Q), results.O)},
-                                   {folder / "lse.npy", npy_bytes({Q.shape[0], Q.shape[1], Q.shape[2]}, results.LSE)}};
+                                   {folder / "lse.npy", npy_bytes({Q[0], Q[1], Q[2]}, results.LSE)}};
   if (pass == Pass::backward) {
     files.push_back({folder / "dq.npy", npy_bytes(sizes(Q), results.dQ)});
     files.push_back({folder / "dk.npy", npy_bytes(sizes(K), results.dK)});

@@ -7,6 +7,7 @@
 #include "cli/draws.h"
 #include "harness/error.h"
 #include "harness/inputs.h"
+#include "harness/interrupt.h"
 
 namespace flash::cli {
 namespace {
@@ -37,13 +38,16 @@ double tiny_gain(DType type) { return type == DType::fp16 ? 0x1p-6 : 0x1p-30; }
 // One tensor, whose elements are normal numbers to begin with. `number` is its number among the problem's.
 void change(std::vector<double>& x, DType type, uint64_t seed, uint32_t number, Values values) {
   Draws draws(seed, number, 0);
-  const auto scale = [&](double gain) {
-    for (double& v : x) v = round_to(type, v * gain);
+  const auto each = [&](auto f) {
+    for (size_t i = 0; i < x.size(); i++) {
+      throw_if_interrupted_at(i);
+      x[i] = f(x[i]);
+    }
   };
+  const auto scale = [&](double gain) { each([&](double v) { return round_to(type, v * gain); }); };
   switch (values) {
     case Values::outliers:
-      for (double& v : x)
-        if (draws.below(64) == 0) v = round_to(type, v * 16);
+      each([&](double v) { return draws.below(64) == 0 ? round_to(type, v * 16) : v; });
       break;
     case Values::huge:
       // In fp16 dP = dO · V, and so dS, must stay below 65,504: there dO is as small as the rest is large.
@@ -58,11 +62,11 @@ void change(std::vector<double>& x, DType type, uint64_t seed, uint32_t number, 
       break;
     }
     case Values::zeros:
-      for (double& v : x) v = draws.chance(50) ? 0.0 : -0.0;
+      each([&](double) { return draws.chance(50) ? 0.0 : -0.0; });
       break;
     case Values::denormal:
       scale(smallest_normal(type) / 8);
-      for (double& v : x) v = std::fabs(v) < smallest_normal(type) ? v : 0;
+      each([&](double v) { return std::fabs(v) < smallest_normal(type) ? v : 0; });
       break;
     default:
       break;

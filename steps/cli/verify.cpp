@@ -7,9 +7,10 @@ namespace flash::cli {
 namespace {
 
 // Inputs and results in double, what the oracle and the baseline make of them, and the rows' statistics of the oracle.
-void require_memory_for_answers(const Problem& p, bool whole) {
+void require_memory_for_answers(const Problem& p, bool whole, int threads) {
   const double elements = double(p.q_elements()) + double(p.kv_elements());
-  const double bytes = elements * sizeof(double) * (whole ? 9 : 5) + double(p.query_rows()) * 40;
+  const double bytes =
+      elements * sizeof(double) * (whole ? 9 : 5) + double(p.query_rows()) * 40 + reference::working_bytes(p, threads);
   require_host_memory("checking " + describe(p), bytes,
                       whole ? "choose a smaller problem, or --sample some rows" : "choose a smaller problem");
 }
@@ -25,7 +26,7 @@ void require_host_memory(const std::string& what, double bytes, const std::strin
 
 Question::Question(const Problem& problem, bool with_gradient, int sample_rows, Values values, int threads)
     : problem_(problem), values_(values) {
-  require_memory_for_answers(problem, sample_rows == 0);
+  require_memory_for_answers(problem, sample_rows == 0, threads);
   inputs_ = std::make_shared<HostTensors>(tensors_of(problem, problem.seed, values));
   if (!with_gradient) inputs_->dO.clear();
   reference::Selection selection;

@@ -28,6 +28,8 @@ class Device {
   virtual std::string name() const = 0;
   virtual int sm() const { return 0; }  // compute capability times ten: 90. 0 for the CPU
   virtual size_t free_bytes() const = 0;
+  // What an array of so many bytes takes of them; `observed`: with what the executor keeps for observed kernels.
+  virtual double taken_bytes(double array, bool /*observed*/) const { return array + 2.0 * kGuardBytes; }
 
   // Memory aligned to 1024 bytes between two guard zones of kGuardBytes. Throws Error, with the bytes asked for and
   // the bytes free, when there is not enough. Freed by release().
@@ -46,8 +48,8 @@ class Device {
   // Whether nothing works any more in this process: the device was reset or unplugged, or a kernel did what ends the
   // work of all (a GPU's "illegal memory access").
   virtual bool lost() { return false; }
-  // Milliseconds that the work launched by each of work(0), work(1), … work(count − 1) takes on the device. Launches are
-  // queued one behind the other, so that a short kernel does not wait for the host.
+  // Milliseconds that the work launched by each of work(0), work(1), … work(count − 1) takes on the device. Launches
+  // are queued one behind the other, so that a short kernel does not wait for the host.
   virtual std::vector<double> times_ms(int count, const std::function<void(int)>& work) = 0;
 
   // What kernels compiled as Target::cpu_observed have moved since the last reset; nothing on a GPU.

@@ -6,6 +6,8 @@
 #include <limits>
 #include <thread>
 
+#include "harness/interrupt.h"
+
 namespace flash {
 namespace {
 
@@ -82,18 +84,24 @@ double value_of(DType type, uint32_t bits) {
 }
 
 // Calls `part(begin, end)` for parts of 0 .. count − 1 that together are all of it, on all processors if it is long.
+// Throws Interrupted between two parts.
 template <class F>
 void in_parts(size_t count, F part) {
   const size_t threads = count < 100000 ? 1 : std::max(1u, std::thread::hardware_concurrency());
+  const auto work = [&](size_t begin, size_t end) {
+    for (; begin < end && !interrupt_requested; begin += kElementsAtOnce)
+      part(begin, std::min(end, begin + kElementsAtOnce));
+  };
   std::vector<std::thread> others;
-  for (size_t t = 1; t < threads; t++) others.emplace_back(part, count * t / threads, count * (t + 1) / threads);
-  part(0, count / threads);
+  for (size_t t = 1; t < threads; t++) others.emplace_back(work, count * t / threads, count * (t + 1) / threads);
+  work(0, count / threads);
   for (std::thread& other : others) other.join();
+  throw_if_interrupted();
 }
 
 template <class T, class F>
 void each_as(std::vector<std::byte>& bytes, size_t count, F f) {
-  bytes.resize(count * sizeof(T));
+  resize_in_pieces(bytes, count * sizeof(T));
   in_parts(count, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {
       const T value = f(i);
@@ -156,7 +164,8 @@ std::vector<std::byte> encode(DType type, const std::vector<double>& values) {
 }
 
 std::vector<double> decode(DType type, const std::vector<std::byte>& bytes) {
-  std::vector<double> values(bytes.size() / bytes_of(type));
+  std::vector<double> values;
+  resize_in_pieces(values, bytes.size() / bytes_of(type));
   in_parts(values.size(), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {
       switch (bytes_of(type)) {
@@ -182,7 +191,8 @@ std::vector<double> normal_numbers(size_t count, uint64_t seed, uint32_t tensor,
   // Sums of twelve 21-bit numbers are exact integers, so no rounding or library function can differ between machines.
   constexpr double kUnit = 1.0 / (1 << 21);
   const uint64_t stream = mixed(mixed(seed) + tensor);
-  std::vector<double> numbers(count);
+  std::vector<double> numbers;
+  resize_in_pieces(numbers, count);
   // Each number depends on its place alone, so any division among threads gives the same ones.
   in_parts(count, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {

@@ -96,6 +96,14 @@ void validate(const Problem& p) {
     if (rows * p.D > kMostElements) throw Error("--seq, --batch, --heads: a tensor may have at most 2^50 elements");
 }
 
+size_t Problem::scores() const {
+  constexpr double kMostScores = double(uint64_t(1) << 59);  // some matrices of them then have less than 2^64 bytes
+  if (double(query_rows()) * Nk > kMostScores)
+    throw Error(std::string("--seq, --seq-k: S and P may have at most 2^59 elements; choose a smaller problem, or ") +
+                kLinearSteps);
+  return query_rows() * size_t(Nk);
+}
+
 std::string describe(const Problem& p) {
   std::ostringstream text;
   text << "B " << p.B << ", heads " << p.Hq;

@@ -50,8 +50,11 @@ struct Problem {
   size_t key_rows() const { return kv_heads() * Nk; }
   size_t q_elements() const { return query_rows() * D; }
   size_t kv_elements() const { return key_rows() * D; }
-  size_t scores() const { return query_rows() * Nk; }  // elements of S, of P
+  size_t scores() const;  // elements of S, of P; throws Error where their bytes could not be counted
 };
+
+// What else to do where S, P and the like find no room.
+constexpr char kLinearSteps[] = "a step whose memory grows with N, not N x N (05 and later, backward 06 and later)";
 
 // What a step's tensors lie in memory as: the problem's dtype, but for e4m3, which is given Q, K and V in a wider type
 // and returns O in bf16.

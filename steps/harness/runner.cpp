@@ -1,6 +1,9 @@
 #include "harness/runner.h"
 
+#include <algorithm>
+
 #include "harness/inputs.h"
+#include "harness/interrupt.h"
 
 namespace flash {
 namespace {
@@ -9,13 +12,72 @@ std::vector<Workspace> workspace_of(const Step& step, const Problem& problem) {
   return step.workspace ? step.workspace(problem) : std::vector<Workspace>{};
 }
 
+DType lse_dtype(const Problem& p) { return p.dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
+
+// A pass's workspace of one device: the step's own, and that of the forward pass which is run for it first.
+struct Scratch {
+  double own = 0, saved = 0, passing = 0;
+  double all() const { return own + saved + passing; }
+};
+
+Scratch scratch_of(const Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p) {
+  Scratch scratch;
+  const RegisteredStep* forward = pass == Pass::backward ? forward_of(step) : nullptr;
+  const auto taken = [&](const Workspace& w) {
+    return device.taken_bytes(double(w.bytes), target == Target::cpu_observed);
+  };
+  if (forward != &step)
+    for (const Workspace& w : workspace_of(step.builds.at(target), p)) scratch.own += taken(w);
+  if (forward)
+    for (const Workspace& w : workspace_of(forward->builds.at(target), p))
+      (w.saved ? scratch.saved : scratch.passing) += taken(w);
+  return scratch;
+}
+
+// Whether it is four times as large for sequences twice as long.
+bool grows_with_scores(const Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p) {
+  Problem half = p;
+  half.Nq = p.Nq / 2, half.Nk = p.Nk / 2;
+  return scratch_of(device, target, step, pass, p).all() > 3 * scratch_of(device, target, step, pass, half).all();
+}
+
 }  // namespace
+
+double memory_needed(const Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p) {
+  const auto taken = [&](size_t elements, DType type) {
+    return device.taken_bytes(double(elements) * double(bytes_of(type)), target == Target::cpu_observed);
+  };
+  const Scratch scratch = scratch_of(device, target, step, pass, p);
+  const double q = taken(p.q_elements(), input_dtype(p)), kv = taken(p.kv_elements(), input_dtype(p));
+  const double both = q + 2 * kv + taken(p.q_elements(), output_dtype(p)) + taken(p.query_rows(), lse_dtype(p)) +
+                      scratch.own + scratch.saved;
+  // What only the forward pass needs is given back before there are gradients.
+  return both + (pass == Pass::backward ? std::max(scratch.passing, 2 * q + 2 * kv) : scratch.passing);
+}
+
+std::optional<std::string> why_too_large(const Device& device, Target target, const RegisteredStep& step, Pass pass,
+                                         const Problem& p, const std::string& advice) {
+  try {
+    const double needed = memory_needed(device, target, step, pass, p);
+    if (needed < 64e6) return std::nullopt;  // most are small, and the system need not be asked
+    const double free = double(device.free_bytes());
+    if (needed <= free) return std::nullopt;
+    const auto gigabytes = [](double bytes) { return std::to_string(long(bytes / 1e9)); };
+    return step.id + " needs about " + gigabytes(needed + 1e9) + " GB of " +
+           (device.kind() == DeviceKind::gpu ? "GPU memory" : "memory") + " for " + describe(p) + ", " +
+           gigabytes(free) + " GB are free; " + advice +
+           (grows_with_scores(device, target, step, pass, p) ? std::string(", or ") + kLinearSteps : "");
+  } catch (const Error& e) {
+    return step.id + ": " + e.what();
+  }
+}
 
 PreparedStep::PreparedStep(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p,
                            const HostTensors& host, const HostTensors* made)
-    : device_(device), problem_(p), pass_(pass), lse_type_(p.dtype == DType::fp64 ? DType::fp64 : DType::fp32) {
+    : device_(device), problem_(p), pass_(pass), lse_type_(lse_dtype(p)) {
   validate(p);
   if (const auto why = why_unsupported(step, p, pass)) throw Error(*why);
+  if (const auto why = why_too_large(device, target, step, pass, p)) throw Error(*why);
   const Step& build = step.builds.at(target);
   run_ = pass == Pass::forward ? build.forward : build.backward;
   if (pass == Pass::forward) quantise_ = build.quantise;
@@ -101,7 +163,8 @@ void PreparedStep::check_guards() const {
 HostTensors PreparedStep::finish() const {
   check_guards();
   const auto fetch = [&](const void* from, DType type, size_t elements) {
-    std::vector<std::byte> bytes(elements * bytes_of(type));
+    std::vector<std::byte> bytes;
+    resize_in_pieces(bytes, elements * bytes_of(type));
     device_.download(bytes.data(), from, bytes.size());
     return decode(type, bytes);
   };

@@ -68,6 +68,16 @@ struct StepResult {
 StepResult run_step(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& problem,
                     const HostTensors& inputs, const HostTensors* forward = nullptr);
 
+// Bytes that a pass takes of its device's memory, at most at a time: all arrays of a PreparedStep.
+double memory_needed(const Device& device, Target target, const RegisteredStep& step, Pass pass,
+                     const Problem& problem);
+
+// Why the device has no room for that, as one line with figures that ends in `advice`, and in more of it where the
+// step's workspace is to blame; nothing if it has.
+std::optional<std::string> why_too_large(const Device& device, Target target, const RegisteredStep& step, Pass pass,
+                                         const Problem& problem,
+                                         const std::string& advice = "choose a smaller problem");
+
 // The build of a step that a device runs; nothing if the step has none for it. On the CPU device `observe` asks for the
 // build whose memory accesses are reported.
 std::optional<Target> target_for(const RegisteredStep& step, DeviceKind device, bool observe);

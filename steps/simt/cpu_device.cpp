@@ -18,14 +18,18 @@ class CpuDevice final : public Device {
   }
   size_t free_bytes() const override { return simt::available_bytes(); }
 
+  double taken_bytes(double array, bool observed) const override { return simt::memory_of_array(array, observed); }
+
   void* allocate(size_t bytes) override {
     static_assert(kGuardBytes == simt::kGuardBytes);
     const size_t free = free_bytes();
     const auto refuse = [&] {
-      throw Error("out of memory: " + std::to_string(bytes) + " bytes asked for, " + std::to_string(free) +
-                  " are free");
+      throw Error(
+          "out of memory: " + std::to_string(bytes) +
+          " bytes asked for, which take twice as many (the executor notes beside each whether it is written), " +
+          std::to_string(free) + " are free; choose a smaller problem");
     };
-    if (free < 4 * kGuardBytes || bytes > free - 4 * kGuardBytes) refuse();  // before the system kills somebody for it
+    if (taken_bytes(double(bytes), false) > double(free)) refuse();  // before the system kills somebody for it
     try {
       return simt::allocate(bytes);
     } catch (const std::bad_alloc&) {

@@ -125,6 +125,9 @@ constexpr size_t kGuardBytes = 64 << 10;
 
 // Memory aligned to 1024 bytes between two guard zones, poisoned. Throws std::bad_alloc.
 void* allocate(size_t bytes);
+// What such an array takes of the machine's memory: guard zones, a byte beside each that says whether it is written,
+// and, once observed kernels have run, what they keep of it. As a double, since asking may go past all memory.
+double memory_of_array(double bytes, bool observed);
 void free(void* memory) noexcept;
 void write(void* to, const void* from, size_t bytes);
 void read(void* to, const void* from, size_t bytes);

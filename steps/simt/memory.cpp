@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "harness/error.h"
+#include "harness/interrupt.h"
 #include "simt/executor.h"
 #include "simt/shadow.h"
 
@@ -24,6 +25,16 @@ void* reserve_zeros(size_t bytes) {
 }
 
 void release_zeros(void* memory, size_t bytes) { munmap(memory, bytes); }
+
+// Calls work(begin, size) for pieces of so many bytes, between which Ctrl-C is answered.
+template <class F>
+static void in_pieces(size_t bytes, F work) {
+  constexpr size_t kPiece = 32 << 20;
+  for (size_t at = 0; at < bytes; at += kPiece) {
+    flash::throw_if_interrupted();
+    work(at, std::min(kPiece, bytes - at));
+  }
+}
 
 // ---- The shadow
 
@@ -66,7 +77,11 @@ void Region::mark(uintptr_t address, size_t size, Written state) {
 
 void Region::look_whether_all_written() {
   if (all_written_) return;
-  all_written_ = std::all_of(written_, written_ + bytes, [](uint8_t state) { return state == kWritten; });
+  all_written_ = true;
+  in_pieces(bytes, [&](size_t at, size_t size) {
+    const auto is_written = [](uint8_t state) { return state == kWritten; };
+    all_written_ = all_written_ && std::all_of(written_ + at, written_ + at + size, is_written);
+  });
 }
 
 // ---- Arrays in device memory
@@ -117,16 +132,27 @@ void for_each_device_region(void (*visit)(Region&)) {
   for (auto& [end, array] : arrays) visit(*array);
 }
 
+// The cells for words, and as much again in case that single bytes are accessed.
+static double observing_bytes(double bytes) { return bytes + bytes / 4 * Cells::kBytes; }
+
+double memory_of_array(double bytes, bool observed) {
+  return 2 * kGuardBytes + 2 * kAlignment + 2 * bytes + (observed ? observing_bytes(bytes) : 0);
+}
+
 void* allocate(size_t bytes) {
   const size_t all = kGuardBytes + bytes + back_guard_bytes(bytes);
-  auto* memory = static_cast<unsigned char*>(std::aligned_alloc(kAlignment, all));
-  if (!memory) throw std::bad_alloc();
-  auto* begin = memory + kGuardBytes;
+  struct Free {
+    void operator()(unsigned char* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<unsigned char, Free> owner(static_cast<unsigned char*>(std::aligned_alloc(kAlignment, all)));
+  if (!owner) throw std::bad_alloc();
+  unsigned char *memory = owner.get(), *begin = memory + kGuardBytes;
   std::memset(memory, kGuardPattern, kGuardBytes);
-  std::memset(begin, 0xff, bytes);
+  in_pieces(bytes, [&](size_t at, size_t size) { std::memset(begin + at, 0xff, size); });
   std::memset(begin + bytes, kGuardPattern, back_guard_bytes(bytes));
   auto array = std::make_unique<Region>(Space::global, uintptr_t(begin), bytes, "");
   arrays[uintptr_t(begin) + bytes] = std::move(array);
+  owner.release();
   return begin;
 }
 
@@ -142,19 +168,25 @@ void free(void* memory) noexcept {
 void write(void* to, const void* from, size_t bytes) {
   Region& array = array_of(to, bytes, "write");
   if (bytes == 0) return;
-  std::memcpy(to, from, bytes);
-  array.mark(uintptr_t(to), bytes, kWritten);
+  in_pieces(bytes, [&](size_t at, size_t size) {
+    std::memcpy(static_cast<char*>(to) + at, static_cast<const char*>(from) + at, size);
+    array.mark(uintptr_t(to) + at, size, kWritten);
+  });
 }
 
 void read(void* to, const void* from, size_t bytes) {
   array_of(from, bytes, "read");
-  if (bytes > 0) std::memcpy(to, from, bytes);
+  in_pieces(bytes, [&](size_t at, size_t size) {
+    std::memcpy(static_cast<char*>(to) + at, static_cast<const char*>(from) + at, size);
+  });
 }
 
 void poison(void* memory, size_t bytes) {
   Region& array = array_of(memory, bytes, "poison");
-  std::memset(memory, 0xff, bytes);
-  array.mark(uintptr_t(memory), bytes, kUnwritten);
+  in_pieces(bytes, [&](size_t at, size_t size) {
+    std::memset(static_cast<char*>(memory) + at, 0xff, size);
+    array.mark(uintptr_t(memory) + at, size, kUnwritten);
+  });
   if (bytes == array.bytes) array.checks_writing = true;
 }
 
@@ -186,9 +218,10 @@ size_t available_bytes() {
 }
 
 void observe_device_memory() {
-  size_t bytes = 0;
+  double sum = 0;
   for (const auto& [end, array] : arrays)
-    if (!array->is_observed()) bytes += array->bytes + array->bytes / 4 * Cells::kBytes;
+    if (!array->is_observed()) sum += observing_bytes(double(array->bytes));
+  const auto bytes = size_t(sum);
   // Most of what programs use is small; the system need not be asked for it.
   if (bytes > (size_t(64) << 20) && bytes > available_bytes())
     throw flash::Error("out of memory: observing device memory takes " + std::to_string(bytes) + " bytes more, " +

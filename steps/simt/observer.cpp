@@ -42,7 +42,8 @@ uint64_t first_block_of_launch() { return first_block; }
 bool number_blocks(uint64_t count) {
   if (count >= kMostBlocks)
     throw flash::Error("launch: " + std::to_string(count) + " blocks; an observed grid has at most " +
-                       std::to_string(kMostBlocks - 1) + "; choose a smaller problem, or --no-observe");
+                       std::to_string(kMostBlocks - 1) +
+                       "; choose a smaller problem, or check it unobserved (check --no-observe)");
   const bool anew = next_launch + count > kMostBlocks;
   first_block = anew ? 1 : next_launch;
   next_launch = first_block + count;

@@ -169,6 +169,16 @@ def main(path):
         asked = fs.Problem(**{**dict(batch=1, heads=2, kv_heads=2, seq_q=8, seq_k=8, head_dim=64, scale=1, dtype=fs.FP32), **problem})
         why = library.why_not(name, fs.FORWARD, fs.CPU, asked) or ""
         check(f"{name} {problem} is refused", part in why, f": {why[:90]}")
+    # More bytes than can be counted are refused, not counted from 0 again.
+    long = fs.Problem(batch=1, heads=4, kv_heads=4, seq_q=2**30, seq_k=2**30, head_dim=32, scale=1, dtype=fs.FP32)
+    for step, pass_ in (("01/attention", fs.FORWARD), ("02/forward", fs.FORWARD), ("02/backward", fs.BACKWARD),
+                        ("03/shared", fs.FORWARD), ("04/three_pass", fs.FORWARD)):
+        try:
+            why = str(library.memory_needed(step, pass_, fs.CPU, long))
+        except fs.Error as error:
+            why = str(error)
+        check(f"{step} with 2^62 scores is refused", "at most 2^59" in why and why == library.why_not(step, pass_, fs.CPU, long),
+              f": {why[:60]}")
     return 1 if failed else 0
 
 
