@@ -427,7 +427,7 @@ TEST_CASE("run: a folder that cannot be written, a full disk: one line, nothing 
   const Small small;
   write(small.folder / "file", "");
   expect_refused("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "file/below") + "'",
-                 {"--out", "cannot be made"});
+                 {"file/below: the folder cannot be made"});
   fs::create_directories(small.folder.path / "taken/lse.npy");
   expect_refused("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "taken") + "'",
                  {"lse.npy"});
@@ -442,6 +442,53 @@ TEST_CASE("run: a folder that cannot be written, a full disk: one line, nothing 
   CHECK(ran.code == 2);
   CHECK(contains(ran.err, "o.npy"));
   CHECK(fs::is_empty(small.folder.path / "full"));
+  // Folders that were made for it go again.
+  CHECK(flashsteps("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "made/in") + "'",
+                   "trap '' XFSZ; ulimit -f 1; ")
+            .code == 2);
+  CHECK(!fs::exists(small.folder.path / "made"));
+}
+
+TEST_CASE("where results are to go is looked at before the work, and looking leaves nothing behind") {
+  const Small small;
+  write(small.folder / "file", "");
+  const size_t before = size_t(std::distance(fs::directory_iterator(small.folder.path), fs::directory_iterator{}));
+  // Work that would take long, if it were begun.
+  const std::string shape = "(1, 2, 100000, 8)", zeros(4 * 2 * 100000 * 8, '\0');
+  for (const char* name : {"q.npy", "k.npy", "v.npy"})
+    write(small.folder / name, npy(dictionary("<f4", "False", shape), zeros));
+  const auto run_refused = [&](const std::string& out, const std::vector<std::string>& words) {
+    expect_refused("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + out + "'", words);
+  };
+  run_refused(small.folder / "file", {"file: is no folder; give the name of a folder"});
+  run_refused(small.folder / "file/a/b", {"file/a/b: the folder cannot be made: Not a directory; choose another one"});
+  run_refused("/proc/a/b", {"/proc/a/b: the folder cannot be made"});
+  run_refused(small.folder / std::string(300, 'x'), {"the folder cannot be made: File name too long"});
+  fs::create_directories(small.folder.path / "taken/lse.npy");
+  run_refused(small.folder / "taken", {"lse.npy' is no file"});
+  CHECK(fs::is_empty(small.folder.path / "taken/lse.npy"));
+  fs::remove_all(small.folder.path / "taken");
+  for (const char* option : {"profile 02/forward --seq 100000 --plot", "bench --csv", "bench --plot"}) {
+    const auto refused = [&](const std::string& path, const std::vector<std::string>& words) {
+      expect_refused(option + " '"s + path + "'", words);
+    };
+    for (const std::string path : {"none/x.svg", "file/x.svg"})
+      refused(small.folder / path, {path + ": cannot be written; check that its folder exists"});
+    refused(small.folder / std::string(300, 'x'), {"xxx: cannot be written"});
+    refused(small.folder.path.string(), {"is no file that could be written"});
+    refused(small.folder / "new/", {"is no file that could be written"});
+  }
+  CHECK(size_t(std::distance(fs::directory_iterator(small.folder.path), fs::directory_iterator{})) == before);
+}
+
+TEST_CASE("profile: the table is printed, whatever becomes of the plot") {
+  const Folder folder;
+  const std::string line = "(ulimit -f 1; '" FLASHSTEPS_COMMAND "' profile 02 03 04 05 06 --seq 8 --plot '" +
+                           (folder / "x.svg") + "' 2>'" + (folder / "err") + "') | cat >'" + (folder / "out") + "'";
+  CHECK(std::system(line.c_str()) == 0);  // cat's
+  CHECK(contains(contents(folder / "err"), "x.svg: cannot be written"));
+  CHECK(contains(contents(folder / "out"), "06_recompute_backward/backward"));
+  CHECK(!fs::exists(folder.path / "x.svg"));
 }
 
 TEST_CASE("check: seeds past 64 bits, no rows and one step named twice") {

@@ -66,6 +66,9 @@ const RegisteredStep& only_step(const std::string& prefix, Pass pass) {
 int run(const RunOptions& o) {
   const Pass pass = o.grad_out.empty() ? Pass::forward : Pass::backward;
   const RegisteredStep& step = only_step(o.step, pass);
+  std::vector<std::string> names = {"o.npy", "lse.npy"};
+  if (pass == Pass::backward) names.insert(names.end(), {"dq.npy", "dk.npy", "dv.npy"});
+  require_writable_in(o.out, names);
   double bytes = 0;
   for (const std::string& path : {o.q, o.k, o.v, o.grad_out}) {
     std::error_code unknown;
@@ -117,10 +120,7 @@ int run(const RunOptions& o) {
     files.push_back({folder / "dk.npy", npy_bytes(sizes(K), results.dK)});
     files.push_back({folder / "dv.npy", npy_bytes(sizes(K), results.dV)});
   }
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  if (failed) throw Error("--out " + o.out + ": the folder cannot be made: " + failed.message());
-  write_files(files);
+  write_files(files, folder);
 
   std::cout << story << "\nwrote";
   for (const OutputFile& file : files) std::cout << " " << file.path.string();
