@@ -157,7 +157,8 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   expect_refused("check --seq 99999999999", {"--seq"});
   expect_refused("check --batch -1", {"--batch"});
   expect_refused("check --heads 3 --kv-heads 2", {"--kv-heads", "does not divide"});
-  expect_refused("check --heads 0 --kv-heads 2", {"--kv-heads"});
+  expect_refused("check --heads 2 --kv-heads 0", {"--kv-heads", "does not divide"});
+  CHECK(flashsteps("check 05/forward 06/backward --device cpu --heads 0 --kv-heads 2 --seq 5").code == 0);
   expect_refused("check --head-dim 0", {"--head-dim"});
   expect_refused("check 02 --head-dim 512", {"02_naive_gpu", "head dim 512", "1-256"});
   expect_refused("check 02 --dtype bf16", {"bf16", "supported: fp32"});
@@ -205,7 +206,8 @@ TEST_CASE("an empty value of an option is refused, never taken for an option tha
     expect_refused(command + " ''"s, {"--", "'' is no whole number"});
   for (const char* command : {"check --dtype", "check --from", "bench --from", "check --values", "check --device",
                               "bench --format", "check --pass"})
-    expect_refused(command + " ''"s, {"--", "there is no ''; choose one of"});
+    for (const char* none : {" ''", "", " --causal"})
+      expect_refused(command + std::string(none), {"--", "there is no ''; choose one of"});
   for (const char* command : {"bench --csv", "bench --plot", "profile --plot"})
     expect_refused(command + " ''"s, {"--", "give the name of a file"});
   const Small small;
@@ -279,6 +281,7 @@ TEST_CASE("accuracy: a row a way, rotation pays with outliers") {
   CHECK(table.code == 0);
   CHECK(contains(table.out, "without tile scales"));
   expect_refused("accuracy --device cpu --seq 0", {"accuracy", "queries"});
+  expect_refused("accuracy --device cpu --seq 4 --seq-k 0", {"accuracy", "keys"});
   expect_refused("accuracy --device cpu --seq 9 --head-dim 32", {"head dim 32", "64, 128"});
   expect_refused("accuracy --sample 0", {"--sample"});
 }
@@ -396,6 +399,9 @@ TEST_CASE("run: files that cannot be used are refused by name, and nothing is wr
   expect_refused(small.run(), {"q.npy", "cannot be opened"});
   fs::create_directory(q);
   expect_refused(small.run(), {"q.npy", "no regular file"});
+  if (!fs::exists("/proc/self/mem")) return;  // a file whose first byte cannot be read
+  expect_refused("run 02 --device cpu --q /proc/self/mem --k k.npy --v v.npy --out '" + (small.folder / "out") + "'",
+                 {"/proc/self/mem: ", ".npy file"});
 }
 
 TEST_CASE("run: shapes that do not fit each other, and steps that cannot, are refused") {
@@ -539,6 +545,16 @@ TEST_CASE("run: empty tensors are answered with empty or zero results") {
   CHECK(numbers_in(small.folder / "out/lse.npy") == std::vector<double>(6, -INFINITY));
   CHECK(numbers_in(small.folder / "out/dk.npy").empty());
   CHECK(numbers_in(small.folder / "out/dq.npy") == std::vector<double>(48, 0.0));
+  // No query heads: no group of them reads the key heads, which have no gradient.
+  const std::string none = dictionary("<f4", "False", "(1, 0, 3, 32)"),
+                    two = dictionary("<f4", "False", "(1, 2, 4, 32)");
+  for (const char* name : {"q.npy", "do.npy"}) write(small.folder / name, npy(none, ""));
+  for (const char* name : {"k.npy", "v.npy"}) write(small.folder / name, npy(two, raw<float>(std::vector(256, 1.0))));
+  CHECK(flashsteps("run 06/backward --device cpu" + inputs_of(small.folder) + "--grad-out '" +
+                   (small.folder / "do.npy") + "' --out '" + (small.folder / "none") + "'")
+            .code == 0);
+  CHECK(numbers_in(small.folder / "none/o.npy").empty());
+  CHECK(numbers_in(small.folder / "none/dk.npy") == std::vector<double>(256, 0.0));
 }
 
 TEST_CASE("output that cannot be written is an error, not a success") {

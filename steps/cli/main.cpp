@@ -29,10 +29,8 @@ void handle_signals() {
 }
 
 // One line on stderr, whatever the message looked like.
-int refuse(std::string message) {
-  for (char& c : message)
-    if (c == '\n') c = ' ';
-  std::cerr << "flashsteps: " << message << "\n";
+int refuse(const std::string& message) {
+  std::cerr << "flashsteps: " << flash::one_line(message) << "\n";
   return 2;
 }
 

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 
 #include "harness/error.h"
@@ -28,7 +27,9 @@ std::string read_bytes(const std::string& path) {
     throw Error(path + ": is no regular file; give the path of a .npy file");
   std::ifstream file(path, std::ios::binary);
   if (!file) throw Error("'" + path + "' cannot be opened; give the path of a .npy file that you may read");
-  std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string bytes, piece(size_t(1) << 20, '\0');
+  while (file.read(piece.data(), std::streamsize(piece.size())) || file.gcount() > 0)
+    bytes.append(piece, 0, size_t(file.gcount()));
   if (file.bad()) throw Error(path + ": cannot be read; give the path of a .npy file");
   return bytes;
 }

@@ -169,6 +169,11 @@ def main(path):
         asked = fs.Problem(**{**dict(batch=1, heads=2, kv_heads=2, seq_q=8, seq_k=8, head_dim=64, scale=1, dtype=fs.FP32), **problem})
         why = library.why_not(name, fs.FORWARD, fs.CPU, asked) or ""
         check(f"{name} {problem} is refused", part in why, f": {why[:90]}")
+    asked = fs.Problem(batch=1, heads=0, kv_heads=2, seq_q=8, seq_k=8, head_dim=64, scale=1, dtype=fs.FP32)
+    why = library.why_not("05/forward", fs.FORWARD, fs.CPU, asked)
+    check("no query heads on two key heads are supported", why is None, f": {why}")
+    why = library.why_not("05/forward\n\r", fs.FORWARD, fs.CPU, asked) or ""
+    check("a message is one line, whatever it quotes", "there is no step" in why and len(why.splitlines()) == 1)
     return 1 if failed else 0
 
 
