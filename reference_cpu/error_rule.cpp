@@ -58,22 +58,32 @@ DType lse_type(DType type) { return type == DType::fp64 ? DType::fp64 : DType::f
 }  // namespace
 
 template <class OracleScalar, class BaselineScalar>
-Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
-              const std::vector<const Output<BaselineScalar>*>& baselines, DType type,
-              const std::function<std::string(size_t)>& name_element, NonFinite non_finite) {
+void BaselineErrors::add(const Output<BaselineScalar>& baseline, const Output<OracleScalar>& oracle) {
+  Distance distance;
+  for (size_t i = 0; i < oracle.values.size(); ++i) {
+    const OracleScalar ref = oracle.values[i];
+    const BaselineScalar value = baseline.values.at(i);
+    // A baseline that overflows has no say: its error there is no licence to be wrong.
+    if (std::isfinite(ref) && std::isfinite(value)) distance.add(value - (long double)ref, i);
+  }
+  sum2 = std::max(sum2, distance.sum2);
+  max = std::max(max, distance.max);
+}
+
+template <class OracleScalar>
+Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const BaselineErrors& baselines,
+              DType type, const std::function<std::string(size_t)>& name_element, NonFinite non_finite) {
   const auto name = [&](size_t i) { return name_element ? name_element(i) : "element " + std::to_string(i); };
   Verdict verdict;
   const std::vector<OracleScalar>& reference = oracle.values;
-  for (const Output<BaselineScalar>* baseline : baselines) {
-    if (x.size() == reference.size() && baseline->values.size() == reference.size()) continue;
+  if (x.size() != reference.size()) {
     verdict.error = verdict.max_error = std::numeric_limits<double>::infinity();
-    verdict.reason = "has " + std::to_string(x.size()) + " elements, the oracle has " +
-                     std::to_string(reference.size()) + " and the baseline " + std::to_string(baseline->values.size());
+    verdict.reason =
+        "has " + std::to_string(x.size()) + " elements, the oracle has " + std::to_string(reference.size());
     return verdict;
   }
 
   Distance of_x;
-  std::vector<Distance> of_baselines(baselines.size());
   long double norm2 = 0;
   size_t wrong_kind = 0, first_wrong = 0;
   for (size_t i = 0; i < reference.size(); ++i) {
@@ -82,24 +92,14 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
     if (!std::isfinite(ref)) continue;
     norm2 += (long double)ref * ref;
     if (std::isfinite(x[i])) of_x.add(x[i] - (long double)ref, i);
-    // A baseline that overflows has no say: its error there is no licence to be wrong.
-    for (size_t b = 0; b < baselines.size(); ++b) {
-      const BaselineScalar value = baselines[b]->values[i];
-      if (std::isfinite(value)) of_baselines[b].add(value - (long double)ref, i);
-    }
-  }
-  Distance of_baseline;
-  for (const Distance& distance : of_baselines) {
-    of_baseline.sum2 = std::max(of_baseline.sum2, distance.sum2);
-    of_baseline.max = std::max(of_baseline.max, distance.max);
   }
 
   const long double norm = norm2 > 0 ? std::sqrt(norm2) : 1;
   const double unit = type == DType::fp64 ? 0x1p-53 : 0x1p-24;
   verdict.error = double(std::sqrt(of_x.sum2) / norm);
-  verdict.allowed = double((2 * std::sqrt(of_baseline.sum2) + kUnits * unit * oracle.noise_norm) / norm);
+  verdict.allowed = double((2 * std::sqrt(baselines.sum2) + kUnits * unit * oracle.noise_norm) / norm);
   verdict.max_error = of_x.max;
-  verdict.max_allowed = 2 * of_baseline.max + kUnits * unit * oracle.noise_max;
+  verdict.max_allowed = 2 * baselines.max + kUnits * unit * oracle.noise_max;
 
   if (wrong_kind > 0) {
     verdict.reason = name(first_wrong) + " is " + text(x[first_wrong]) + " where the oracle has " +
@@ -126,26 +126,28 @@ Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
   return verdict;
 }
 
-template <class OracleScalar, class BaselineScalar>
-Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
-              DType type, const std::function<std::string(size_t)>& name_element, NonFinite non_finite) {
-  return judge(x, oracle, std::vector<const Output<BaselineScalar>*>{&baseline}, type, name_element, non_finite);
-}
-
-template Verdict judge(const std::vector<double>&, const Output<double>&, const Output<float>&, DType,
+template Verdict judge(const std::vector<double>&, const Output<double>&, const BaselineErrors&, DType,
                        const std::function<std::string(size_t)>&, NonFinite);
-template Verdict judge(const std::vector<double>&, const Output<long double>&, const Output<double>&, DType,
+template Verdict judge(const std::vector<double>&, const Output<long double>&, const BaselineErrors&, DType,
                        const std::function<std::string(size_t)>&, NonFinite);
+template void BaselineErrors::add(const Output<float>&, const Output<double>&);
+template void BaselineErrors::add(const Output<double>&, const Output<long double>&);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
 namespace {
 
+// The errors of the baselines drawn so far, named like the members of Results.
+struct ErrorsOfResults {
+  BaselineErrors O, LSE, dQ, dK, dV;
+};
+
 template <class OracleScalar, class BaselineScalar>
 struct Pair {
   Results<OracleScalar> oracle;
-  std::vector<Results<BaselineScalar>> baselines;
   std::function<Results<BaselineScalar>(int)> baseline;  // computes the one of this number
+  ErrorsOfResults errors{};
+  int drawn = 0;
 };
 
 // Where baseline number i has a tensor's numbers between two powers of two: a factor from 1 to 2, for the first one 1.
@@ -253,8 +255,14 @@ struct Oracle::Answers {
   void draw_baselines(int count) {
     std::visit(
         [&](auto& pair) {
-          while (int(pair.baselines.size()) < count)
-            pair.baselines.push_back(pair.baseline(int(pair.baselines.size())));
+          for (; pair.drawn < count; ++pair.drawn) {
+            const auto results = pair.baseline(pair.drawn);
+            pair.errors.O.add(results.O, pair.oracle.O);
+            pair.errors.LSE.add(results.LSE, pair.oracle.LSE);
+            pair.errors.dQ.add(results.dQ, pair.oracle.dQ);
+            pair.errors.dK.add(results.dK, pair.oracle.dK);
+            pair.errors.dV.add(results.dV, pair.oracle.dV);
+          }
         },
         results);
   }
@@ -290,10 +298,7 @@ struct Oracle::Answers {
     const auto name_element = [&](size_t i) { return place(name, side, width, i); };
     verdict = std::visit(
         [&](const auto& pair) {
-          using BaselineOutput = std::remove_cvref_t<decltype(pick(pair.baselines.front()))>;
-          std::vector<const BaselineOutput*> baselines;
-          for (const auto& results : pair.baselines) baselines.push_back(&pick(results));
-          return judge(selected(x, side, width), pick(pair.oracle), baselines, type, name_element, non_finite);
+          return judge(selected(x, side, width), pick(pair.oracle), pick(pair.errors), type, name_element, non_finite);
         },
         results);
     if (!verdict.pass) verdict.reason = name + ": " + verdict.reason;
@@ -325,13 +330,13 @@ Oracle::Oracle(const Problem& problem, std::shared_ptr<const Inputs> inputs, con
   answers_->selection = selection;
   answers_->with_gradient = inputs->dO.size() == problem.q_elements();
   if (problem.dtype == DType::fp64) {
-    Pair<long double, double> pair{attention<long double>(problem, *inputs, selection, DType::fp64, threads), {}, {}};
+    Pair<long double, double> pair{attention<long double>(problem, *inputs, selection, DType::fp64, threads), {}};
     pair.baseline = [=](int i) {
       return attention<double>(problem, *inputs, selection, DType::fp64, threads, places_of_P(i));
     };
     answers_->results = std::move(pair);
   } else {
-    Pair<double, float> pair{attention<double>(problem, *inputs, selection, DType::fp64, threads), {}, {}};
+    Pair<double, float> pair{attention<double>(problem, *inputs, selection, DType::fp64, threads), {}};
     pair.baseline = [=](int i) {
       const auto on = [&](const Inputs& given) {
         return attention<float>(problem, given, selection, problem.dtype, threads, places_of_P(i));

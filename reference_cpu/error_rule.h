@@ -30,24 +30,32 @@ struct Verdict {
 // half the distance from 1 to the next fp32, since that is what every step's sums are kept in; 2⁻⁵³ for fp64.
 constexpr double kUnits = 2;
 
-// `x` against the oracle. Each error may be at most twice the baseline's, plus kUnits. Written so that a NaN can never
-// pass. `type` is the one that x's elements were stored in: where that cannot hold the oracle's
-// value, ∞ is the right answer. `name_element` is how the reason speaks of the element of an index.
-template <class OracleScalar, class BaselineScalar>
-Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
+// How far baselines are from the oracle, over the elements that are finite in both: of each kind of error the largest.
+struct BaselineErrors {
+  long double sum2 = 0;  // ‖baseline − ref‖²
+  double max = 0;        // largest |baseline − ref|
+
+  template <class OracleScalar, class BaselineScalar>
+  void add(const Output<BaselineScalar>& baseline, const Output<OracleScalar>& oracle);
+};
+
+// `x` against the oracle. Each error may be at most twice the baselines', plus kUnits. Written so that a NaN can never
+// pass. `type` is the one that x's elements were stored in: where that cannot hold the oracle's value, ∞ is the right
+// answer. `name_element` is how the reason speaks of the element of an index.
+template <class OracleScalar>
+Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const BaselineErrors& baselines,
               DType type, const std::function<std::string(size_t)>& name_element = {},
               NonFinite non_finite = NonFinite::same);
 
-extern template Verdict judge(const std::vector<double>&, const Output<double>&, const Output<float>&, DType,
-                              const std::function<std::string(size_t)>&, NonFinite);
-extern template Verdict judge(const std::vector<double>&, const Output<long double>&, const Output<double>&, DType,
-                              const std::function<std::string(size_t)>&, NonFinite);
-
-// The same with several baselines; of each kind of error the largest of them counts.
+// The same with one baseline.
 template <class OracleScalar, class BaselineScalar>
-Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle,
-              const std::vector<const Output<BaselineScalar>*>& baselines, DType type,
-              const std::function<std::string(size_t)>& name_element = {}, NonFinite non_finite = NonFinite::same);
+Verdict judge(const std::vector<double>& x, const Output<OracleScalar>& oracle, const Output<BaselineScalar>& baseline,
+              DType type, const std::function<std::string(size_t)>& name_element = {},
+              NonFinite non_finite = NonFinite::same) {
+  BaselineErrors errors;
+  errors.add(baseline, oracle);
+  return judge(x, oracle, errors, type, name_element, non_finite);
+}
 
 // How many baselines there are at most. One is one draw from the errors that its arithmetic can make, and where a
 // result hangs on a handful of roundings, or on many that are the same because the numbers are, it may be a lucky one:

@@ -56,22 +56,24 @@ double tolerance(DType type) {
 
 }  // namespace
 
-TEST_CASE("scale 0 is the mean of the visible values, scale -1 the softmax of the negated scores") {
+TEST_CASE("scale 0, or next to it, is the mean of the visible values, scale -1 the softmax of the negated scores") {
   every_step([](const RegisteredStep& step, Pass pass, Target target) {
     if (pass == Pass::backward) return;
     Problem p = problem(step, 1, 2, 20, 23, smallest_head_dim(step), true);
     INFO(step.id);
     const HostTensors inputs = random_tensors(p, 3);
-    p.scale = 0;
-    const HostTensors mean = answer(step, target, pass, p, inputs);
-    for (int head = 0; head < 2; head++)
-      for (int i : {0, 7, 19}) {
-        const int seen = i + 1 + 3;
-        double sum = 0;
-        for (int j = 0; j < seen; j++) sum += inputs.V[size_t(head * p.Nk + j) * p.D + 5];
-        CHECK(mean.O[size_t(head * p.Nq + i) * p.D + 5] == doctest::Approx(sum / seen).epsilon(tolerance(p.dtype)));
-        CHECK(mean.LSE[size_t(head * p.Nq + i)] == doctest::Approx(std::log(seen)).epsilon(1e-4));
-      }
+    for (const double scale : {0.0, 1e-60, -1e-320}) {  // the last two are 0 as floats
+      p.scale = scale;
+      const HostTensors mean = answer(step, target, pass, p, inputs);
+      for (int head = 0; head < 2; head++)
+        for (int i : {0, 7, 19}) {
+          const int seen = i + 1 + 3;
+          double sum = 0;
+          for (int j = 0; j < seen; j++) sum += inputs.V[size_t(head * p.Nk + j) * p.D + 5];
+          CHECK(mean.O[size_t(head * p.Nq + i) * p.D + 5] == doctest::Approx(sum / seen).epsilon(tolerance(p.dtype)));
+          CHECK(mean.LSE[size_t(head * p.Nq + i)] == doctest::Approx(std::log(seen)).epsilon(1e-4));
+        }
+    }
     p.scale = -1;
     HostTensors negated = inputs;
     for (double& q : negated.Q) q = -q;

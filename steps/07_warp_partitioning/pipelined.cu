@@ -282,7 +282,8 @@ void forward_with(const Problem& p, const Tensors& t, Stream stream) {
   const int tiles = ceil_div(p.Nq, S::Br);
   if (p.Nq == 0) return;
   const int group = std::max(1, kBlocksAtOnce / tiles);
-  const float c = float(std::min(std::abs(p.scale == 0.0 ? 1.0 : p.scale) * double(kLog2e), double(FLT_MAX)));
+  const double scale = std::abs(p.scale == 0.0 ? 1.0 : p.scale) * double(kLog2e);
+  const float c = float(std::clamp(scale, double(FLT_TRUE_MIN), double(FLT_MAX)));  // neither 0 nor ∞: −∞ · 0 is NaN
   launch(pipelined_forward<S, T, kDropout>, grid_of(p.query_heads() * tiles), S::kThreads, S::kElements * sizeof(T),
          stream, p, Dropout(p), c, group, static_cast<const T*>(t.Q), static_cast<const T*>(t.K),
          static_cast<const T*>(t.V), static_cast<T*>(t.O), static_cast<float*>(t.LSE));

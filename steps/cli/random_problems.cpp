@@ -50,7 +50,7 @@ double draw_scale(Draws& draws, const Problem& p, Values values) {
   if (kind < 75) return usual * std::ldexp(1.0, values == Values::outliers ? 1 : power);
   if (kind < 85) return negative ? -1 : 1;
   if (kind < 95) return 0;
-  return kind < 98 ? 1e-30 : 1e-40;
+  return kind < 97 ? 1e-30 : kind < 99 ? 1e-40 : 1e-60;  // the last is 0 as a float
 }
 
 double work(const Problem& p) { return double(p.query_heads()) * std::max(1, p.Nq) * std::max(1, p.Nk) * p.D; }
