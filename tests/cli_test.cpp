@@ -179,7 +179,8 @@ TEST_CASE("every bad option is refused in a line that says what is allowed") {
   expect_refused("check --seq 99999999999", {"--seq"});
   expect_refused("check --batch -1", {"--batch"});
   expect_refused("check --heads 3 --kv-heads 2", {"--kv-heads", "does not divide"});
-  expect_refused("check --heads 0 --kv-heads 2", {"--kv-heads"});
+  expect_refused("check --heads 2 --kv-heads 0", {"--kv-heads", "does not divide"});
+  CHECK(flashsteps("check 05/forward 06/backward --device cpu --heads 0 --kv-heads 2 --seq 5").code == 0);
   expect_refused("check --head-dim 0", {"--head-dim"});
   expect_refused("check 02 --head-dim 512", {"02_naive_gpu", "head dim 512", "1-256"});
   expect_refused("check 02 --dtype bf16", {"bf16", "supported: fp32"});
@@ -231,7 +232,8 @@ TEST_CASE("an empty value of an option is refused, never taken for an option tha
     expect_refused(command + " ''"s, {"--", "'' is no whole number"});
   for (const char* command : {"check --dtype", "check --from", "bench --from", "check --values", "check --device",
                               "bench --format", "check --pass"})
-    expect_refused(command + " ''"s, {"--", "there is no ''; choose one of"});
+    for (const char* none : {" ''", "", " --causal"})
+      expect_refused(command + std::string(none), {"--", "there is no ''; choose one of"});
   for (const char* command : {"bench --csv", "bench --plot", "profile --plot"})
     expect_refused(command + " ''"s, {"--", "give the name of a file"});
   const Small small;
@@ -307,6 +309,7 @@ TEST_CASE("accuracy: a row a way, rotation pays with outliers") {
   CHECK(table.code == 0);
   CHECK(contains(table.out, "without tile scales"));
   expect_refused("accuracy --device cpu --seq 0", {"accuracy", "queries"});
+  expect_refused("accuracy --device cpu --seq 4 --seq-k 0", {"accuracy", "keys"});
   expect_refused("accuracy --device cpu --seq 9 --head-dim 32", {"head dim 32", "64, 128"});
   expect_refused("accuracy --sample 0", {"--sample"});
 }
@@ -424,6 +427,9 @@ TEST_CASE("run: files that cannot be used are refused by name, and nothing is wr
   expect_refused(small.run(), {"q.npy", "cannot be opened"});
   fs::create_directory(q);
   expect_refused(small.run(), {"q.npy", "no regular file"});
+  if (!fs::exists("/proc/self/mem")) return;  // a file whose first byte cannot be read
+  expect_refused("run 02 --device cpu --q /proc/self/mem --k k.npy --v v.npy --out '" + (small.folder / "out") + "'",
+                 {"/proc/self/mem: ", ".npy file"});
 }
 
 TEST_CASE("run: shapes that do not fit each other, and steps that cannot, are refused") {
@@ -455,7 +461,7 @@ TEST_CASE("run: a folder that cannot be written, a full disk: one line, nothing 
   const Small small;
   write(small.folder / "file", "");
   expect_refused("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "file/below") + "'",
-                 {"--out", "cannot be made"});
+                 {"file/below: the folder cannot be made"});
   fs::create_directories(small.folder.path / "taken/lse.npy");
   expect_refused("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "taken") + "'",
                  {"lse.npy"});
@@ -470,6 +476,53 @@ TEST_CASE("run: a folder that cannot be written, a full disk: one line, nothing 
   CHECK(ran.code == 2);
   CHECK(contains(ran.err, "o.npy"));
   CHECK(fs::is_empty(small.folder.path / "full"));
+  // Folders that were made for it go again.
+  CHECK(flashsteps("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + (small.folder / "made/in") + "'",
+                   "trap '' XFSZ; ulimit -f 1; ")
+            .code == 2);
+  CHECK(!fs::exists(small.folder.path / "made"));
+}
+
+TEST_CASE("where results are to go is looked at before the work, and looking leaves nothing behind") {
+  const Small small;
+  write(small.folder / "file", "");
+  const size_t before = size_t(std::distance(fs::directory_iterator(small.folder.path), fs::directory_iterator{}));
+  // Work that would take long, if it were begun.
+  const std::string shape = "(1, 2, 100000, 8)", zeros(4 * 2 * 100000 * 8, '\0');
+  for (const char* name : {"q.npy", "k.npy", "v.npy"})
+    write(small.folder / name, npy(dictionary("<f4", "False", shape), zeros));
+  const auto run_refused = [&](const std::string& out, const std::vector<std::string>& words) {
+    expect_refused("run 02 --device cpu" + inputs_of(small.folder) + "--out '" + out + "'", words);
+  };
+  run_refused(small.folder / "file", {"file: is no folder; give the name of a folder"});
+  run_refused(small.folder / "file/a/b", {"file/a/b: the folder cannot be made: Not a directory; choose another one"});
+  run_refused("/proc/a/b", {"/proc/a/b: the folder cannot be made"});
+  run_refused(small.folder / std::string(300, 'x'), {"the folder cannot be made: File name too long"});
+  fs::create_directories(small.folder.path / "taken/lse.npy");
+  run_refused(small.folder / "taken", {"lse.npy' is no file"});
+  CHECK(fs::is_empty(small.folder.path / "taken/lse.npy"));
+  fs::remove_all(small.folder.path / "taken");
+  for (const char* option : {"profile 02/forward --seq 100000 --plot", "bench --csv", "bench --plot"}) {
+    const auto refused = [&](const std::string& path, const std::vector<std::string>& words) {
+      expect_refused(option + " '"s + path + "'", words);
+    };
+    for (const std::string path : {"none/x.svg", "file/x.svg"})
+      refused(small.folder / path, {path + ": cannot be written; check that its folder exists"});
+    refused(small.folder / std::string(300, 'x'), {"xxx: cannot be written"});
+    refused(small.folder.path.string(), {"is no file that could be written"});
+    refused(small.folder / "new/", {"is no file that could be written"});
+  }
+  CHECK(size_t(std::distance(fs::directory_iterator(small.folder.path), fs::directory_iterator{})) == before);
+}
+
+TEST_CASE("profile: the table is printed, whatever becomes of the plot") {
+  const Folder folder;
+  const std::string line = "(ulimit -f 1; '" FLASHSTEPS_COMMAND "' profile 02 03 04 05 06 --seq 8 --plot '" +
+                           (folder / "x.svg") + "' 2>'" + (folder / "err") + "') | cat >'" + (folder / "out") + "'";
+  CHECK(std::system(line.c_str()) == 0);  // cat's
+  CHECK(contains(contents(folder / "err"), "x.svg: cannot be written"));
+  CHECK(contains(contents(folder / "out"), "06_recompute_backward/backward"));
+  CHECK(!fs::exists(folder.path / "x.svg"));
 }
 
 TEST_CASE("check: seeds past 64 bits, no rows and one step named twice") {
@@ -520,6 +573,16 @@ TEST_CASE("run: empty tensors are answered with empty or zero results") {
   CHECK(numbers_in(small.folder / "out/lse.npy") == std::vector<double>(6, -INFINITY));
   CHECK(numbers_in(small.folder / "out/dk.npy").empty());
   CHECK(numbers_in(small.folder / "out/dq.npy") == std::vector<double>(48, 0.0));
+  // No query heads: no group of them reads the key heads, which have no gradient.
+  const std::string none = dictionary("<f4", "False", "(1, 0, 3, 32)"),
+                    two = dictionary("<f4", "False", "(1, 2, 4, 32)");
+  for (const char* name : {"q.npy", "do.npy"}) write(small.folder / name, npy(none, ""));
+  for (const char* name : {"k.npy", "v.npy"}) write(small.folder / name, npy(two, raw<float>(std::vector(256, 1.0))));
+  CHECK(flashsteps("run 06/backward --device cpu" + inputs_of(small.folder) + "--grad-out '" +
+                   (small.folder / "do.npy") + "' --out '" + (small.folder / "none") + "'")
+            .code == 0);
+  CHECK(numbers_in(small.folder / "none/o.npy").empty());
+  CHECK(numbers_in(small.folder / "none/dk.npy") == std::vector<double>(256, 0.0));
 }
 
 TEST_CASE("output that cannot be written is an error, not a success") {

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -36,7 +35,7 @@ Ran flashsteps(const std::string& arguments, const std::string& before) {
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};
 }
 
-Ran interrupted(const std::vector<std::string>& arguments, double seconds) {
+Ran interrupted(const std::vector<std::string>& arguments, double seconds, int signal) {
   const Folder folder;
   const std::string out = folder / "out", err = folder / "err";
   const pid_t child = fork();
@@ -45,13 +44,13 @@ Ran interrupted(const std::vector<std::string>& arguments, double seconds) {
     std::vector<const char*> argv = {FLASHSTEPS_COMMAND};
     for (const std::string& argument : arguments) argv.push_back(argument.c_str());
     argv.push_back(nullptr);
-    std::signal(SIGINT, SIG_DFL);
+    std::signal(signal, SIG_DFL);
     if (!std::freopen(out.c_str(), "w", stdout) || !std::freopen(err.c_str(), "w", stderr)) _exit(99);
     execv(argv[0], const_cast<char**>(argv.data()));
     _exit(99);
   }
   usleep(useconds_t(seconds * 1e6));
-  kill(child, SIGINT);
+  kill(child, signal);
   int status = 0;
   for (int tenths = 0; waitpid(child, &status, WNOHANG) == 0; tenths++) {
     if (tenths == 600) kill(child, SIGKILL);  // a minute is more than it may take

@@ -1,5 +1,6 @@
 // The built command, driven as a user drives it.
 #pragma once
+#include <csignal>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -27,8 +28,8 @@ struct Ran {
 // Runs `flashsteps` with these arguments, as a shell takes them apart; `before`: commands of the shell that come first.
 Ran flashsteps(const std::string& arguments, const std::string& before = "");
 
-// The same without a shell, with Ctrl-C (SIGINT) after so many seconds.
-Ran interrupted(const std::vector<std::string>& arguments, double seconds);
+// The same without a shell, with Ctrl-C (SIGINT) or another signal after so many seconds.
+Ran interrupted(const std::vector<std::string>& arguments, double seconds, int signal = SIGINT);
 
 // Refused: exit code 2, one line on stderr with these words in it, nothing on stdout.
 void expect_refused(const std::string& arguments, const std::vector<std::string>& words);

@@ -150,6 +150,22 @@ TEST_CASE("what the command line gives is kept to, and another seed draws other 
   CHECK(different == 100);
 }
 
+TEST_CASE("key heads alone draw query heads that are a multiple") {
+  const RegisteredStep& step = *select_steps({"05/forward"}).front();
+  for (const int kv_heads : {0, 1, 7, 2147483647}) {
+    ProblemOptions given;
+    given.kv_heads = kv_heads;
+    if (kv_heads > 7) given.batch = 1;
+    std::set<int> groups;
+    for (uint32_t i = 0; i < 60; i++) {
+      const Problem p = random_case(step.info(), Pass::forward, 1, i, given, {}).problem;
+      CHECK(p.Hkv == kv_heads);
+      if (kv_heads > 0) groups.insert(p.Hq / kv_heads);
+    }
+    CHECK(groups.size() == (kv_heads == 0 ? 0 : kv_heads > 7 ? 1 : 4));
+  }
+}
+
 TEST_CASE("a failing case is cut down to the least that fails") {
   const RegisteredStep& step = *select_steps({"06/backward"}).front();
   Item item = item_of(step, {shape(DType::fp32, 6, 150, 128), Values::outliers}, Pass::backward);

@@ -26,13 +26,13 @@ int guarded(F body) noexcept {
     body();
     return FLASHSTEPS_OK;
   } catch (const Error& e) {
-    last_error = e.what();
+    last_error = one_line(e.what());
     return FLASHSTEPS_REFUSED;
   } catch (const std::bad_alloc&) {
     last_error = "out of memory on the host";
     return FLASHSTEPS_REFUSED;
   } catch (const std::exception& e) {
-    last_error = e.what();
+    last_error = one_line(e.what());
     return FLASHSTEPS_FAULT;
   }
 }

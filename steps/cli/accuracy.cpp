@@ -46,6 +46,7 @@ class Accuracy {
     problem_.scale = default_scale(problem_.D);
     problem_ = options.problem.apply(problem_);
     if (problem_.q_elements() == 0) throw Error("accuracy: without queries there is nothing to compare");
+    if (problem_.kv_elements() == 0) throw Error("accuracy: without keys O is 0, and there is nothing to compare");
     selection_ = reference::sample(problem_, options.sample(), 1, problem_.seed);
     selection_.everything = problem_.query_rows() <= size_t(options.sample());
     selection_.key_rows.clear();

@@ -16,7 +16,7 @@ std::vector<Problem> awkward_problems(int D) {
       make(2, 1, 1, 129, 127, true),    make(1, 1, 1, 1, 200, false),     make(1, 1, 1, 200, 1, false),
       make(1, 2, 2, 7, 0, false),       make(1, 2, 2, 0, 7, false),       make(0, 2, 2, 9, 9, false),
       make(1, 2, 2, 50, 70, true, .1),  make(1, 2, 2, 37, 37, false, .9), make(1, 4, 2, 40, 40, true),
-      make(2, 6, 1, 19, 45, false, .1), make(1, 2, 2, 260, 20, true),
+      make(2, 6, 1, 19, 45, false, .1), make(1, 2, 2, 260, 20, true),     make(1, 0, 2, 9, 9, false),
   };
   for (double scale : {-0.5, 0.0, 3.0}) {
     problems.push_back(make(1, 2, 2, 40, 44, true));

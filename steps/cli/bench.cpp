@@ -83,6 +83,7 @@ class Bench {
     progress_.show("");
     if (rows_.empty()) throw Error(refusal.empty() ? "no step has the pass that was asked for" : refusal);
     print_rows(std::cout, options_.format.format, rows_);
+    std::cout.flush();  // the table is there, whatever becomes of the files
     for (const std::string& note : notes_) std::cerr << note << "\n";
     write_outputs();
     return 0;
@@ -281,7 +282,11 @@ Command add_bench(CLI::App& command) {
              Bounds{1, 10000});
   add_path(command, "--csv", o->csv, "Write the rows to this file, too");
   add_path(command, "--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file");
-  return [o] { return Bench(*o).run(); };
+  return [o] {
+    if (!o->csv.empty()) require_writable(o->csv);
+    if (!o->plot.empty()) require_writable(o->plot);
+    return Bench(*o).run();
+  };
 }
 
 }  // namespace flash::cli

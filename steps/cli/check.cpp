@@ -263,7 +263,8 @@ Command add_check(CLI::App& command) {
       .add_option_function<std::string>(
           "--values", [o = o.get()](const std::string& word) { o->values = values_named(word); },
           "What the inputs are like: normal, outliers, huge, tiny, constant, zeros, denormal, nan, inf")
-      ->type_name("");
+      ->type_name("")
+      ->expected(0, 1);
   command.add_flag("--no-observe", o->no_observe, "On the CPU device: do not watch memory accesses; faster");
   o->device.add_to(command);
   o->format.add_to(command);

@@ -1,70 +1,194 @@
 #include "cli/files.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "harness/error.h"
+#include "harness/interrupt.h"
 
 namespace flash::cli {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A file on its way: written beside its place under a name that nobody has, moved when all are complete, removed if
-// not.
+// The folder that a path lies in; a path may end in a slash.
+fs::path folder_of(const fs::path& path) {
+  const fs::path above = (path.has_filename() ? path : path.parent_path()).parent_path();
+  return above.empty() ? "." : above;
+}
+
+// False for a file of another user in a folder that lets everybody take away only what is his own, as /tmp does.
+bool may_replace(const fs::path& place) {
+  struct stat file, folder;
+  if (stat(place.c_str(), &file) != 0 || stat(folder_of(place).c_str(), &folder) != 0) return true;
+  const uid_t user = geteuid();
+  return !(folder.st_mode & S_ISVTX) || user == 0 || user == file.st_uid || user == folder.st_uid;
+}
+
+// The file that a link stands for, or the path itself; throws Error where something is that is no file.
+fs::path place_of(const fs::path& path) {
+  std::error_code ignored;
+  const fs::path place = fs::is_symlink(path, ignored) ? fs::weakly_canonical(path, ignored) : path;
+  if (place.empty() || !place.has_filename() || (fs::exists(place, ignored) && !fs::is_regular_file(place, ignored)))
+    throw Error("'" + path.string() + "' is no file that could be written; give the name of a file");
+  return place;
+}
+
+[[noreturn]] void cannot_write(const fs::path& path) {
+  throw Error(path.string() + ": cannot be written; check that its folder exists, is writable and not full");
+}
+
+void discard(const fs::path& path) {
+  std::error_code ignored;
+  if (!path.empty()) fs::remove(path, ignored);
+}
+
+// A new file beside `place`, under a name that nobody has, with the permissions that the umask leaves.
+std::pair<int, fs::path> new_file_beside(const fs::path& place) {
+  for (int number = 0;; number++) {
+    const fs::path name =
+        folder_of(place) / ("flashsteps-" + std::to_string(getpid()) + "-" + std::to_string(number) + ".tmp");
+    const int descriptor = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor >= 0) return {descriptor, name};
+    if (errno != EEXIST) cannot_write(place);
+  }
+}
+
+// A file on its way: written under a name of its own, moved to its place when all are complete, removed if not.
 class Pending {
  public:
-  explicit Pending(const OutputFile& file) : place_(file.path) {
-    std::error_code ignored;
-    if (fs::is_symlink(place_, ignored)) place_ = fs::weakly_canonical(place_, ignored);  // the file that it stands for
-    if (place_.empty() || (fs::exists(place_, ignored) && !fs::is_regular_file(place_, ignored)))
-      throw Error("'" + file.path.string() + "' is no file that could be written; give the name of a file");
-    std::string name = place_.string() + ".XXXXXX";
-    const int descriptor = mkstemp(name.data());
-    if (descriptor < 0) fail();
-    ::close(descriptor);
-    temporary_ = name;
-    std::ofstream out(temporary_, std::ios::binary);
-    out << file.bytes;
-    out.close();
-    if (!out) fail();
-    fs::permissions(temporary_,
-                    fs::perms::owner_read | fs::perms::owner_write | fs::perms::group_read | fs::perms::others_read,
-                    ignored);
+  explicit Pending(const OutputFile& file) : place_(place_of(file.path)) {
+    int descriptor;
+    std::tie(descriptor, temporary_) = new_file_beside(place_);
+    try {
+      write_to(descriptor, file.bytes);
+    } catch (...) {
+      close(descriptor);
+      discard(temporary_);
+      throw;
+    }
+    if (close(descriptor) == 0) return;
+    discard(temporary_);
+    cannot_write(place_);
   }
-  Pending(Pending&& other) noexcept
-      : place_(std::move(other.place_)), temporary_(std::exchange(other.temporary_, {})) {}
-  ~Pending() { discard(); }
+  Pending(const Pending&) = delete;
 
-  void move_to_place() {
+  // What was not kept is as it was before.
+  ~Pending() {
+    std::error_code ignored;
+    if (!old_.empty())
+      fs::rename(old_, place_, ignored);
+    else if (moved_)
+      discard(place_);
+    discard(temporary_);
+  }
+
+  // `keep_old`: for as long as this can be undone, what was there before is kept aside.
+  void move_to_place(bool keep_old) {
     std::error_code failed;
+    if (keep_old && fs::exists(place_, failed)) {
+      const auto [descriptor, aside] = new_file_beside(place_);
+      close(descriptor);
+      fs::rename(place_, aside, failed);
+      if (failed) {
+        discard(aside);
+        cannot_write(place_);
+      }
+      old_ = aside;
+    }
     fs::rename(temporary_, place_, failed);
-    if (failed) fail();
+    if (failed) cannot_write(place_);
     temporary_.clear();
+    moved_ = true;
+  }
+
+  void keep() {
+    discard(old_);
+    old_.clear();
+    moved_ = false;
   }
 
  private:
-  void discard() {
-    std::error_code ignored;
-    if (!temporary_.empty()) fs::remove(temporary_, ignored);
-    temporary_.clear();
-  }
-  [[noreturn]] void fail() {
-    discard();
-    throw Error(place_.string() + ": cannot be written; check that its folder exists, is writable and not full");
+  // A piece at a time, so that whoever asks for an end need not wait for a large file.
+  void write_to(int descriptor, const std::string& bytes) const {
+    struct stat old;
+    if (stat(place_.c_str(), &old) == 0 && fchmod(descriptor, old.st_mode & 07777) != 0) cannot_write(place_);
+    for (size_t written = 0; written < bytes.size();) {
+      throw_if_interrupted();
+      const size_t piece = std::min(bytes.size() - written, size_t(1) << 20);
+      const ssize_t count = write(descriptor, bytes.data() + written, piece);
+      if (count < 0 && errno != EINTR) cannot_write(place_);
+      written += size_t(std::max<ssize_t>(count, 0));
+    }
   }
 
-  fs::path place_, temporary_;
+  fs::path place_, temporary_, old_;
+  bool moved_ = false;
+};
+
+// A folder and those that it lies in, made where they were not there; removed again if they are not kept.
+class MadeFolders {
+ public:
+  explicit MadeFolders(const fs::path& folder) {
+    std::error_code failed;
+    std::vector<fs::path> missing;
+    for (fs::path path = folder; path != "." && !fs::exists(fs::symlink_status(path, failed)); path = folder_of(path))
+      missing.push_back(path);
+    for (auto path = missing.rbegin(); path != missing.rend(); ++path) {
+      if (fs::create_directory(*path, failed)) made_.push_back(*path);
+      if (!failed) continue;
+      remove_made();
+      throw Error(folder.string() + ": the folder cannot be made: " + failed.message() + "; choose another one");
+    }
+    if (!fs::is_directory(folder, failed)) throw Error(folder.string() + ": is no folder; give the name of a folder");
+  }
+  MadeFolders(const MadeFolders&) = delete;
+  ~MadeFolders() { remove_made(); }
+
+  void keep() { made_.clear(); }
+
+ private:
+  void remove_made() {
+    for (; !made_.empty(); made_.pop_back()) discard(made_.back());
+  }
+
+  std::vector<fs::path> made_;
 };
 
 }  // namespace
 
-void write_files(const std::vector<OutputFile>& files) {
-  std::vector<Pending> pending;
+void require_writable(const fs::path& file) {
+  const fs::path place = place_of(file);
+  const auto [descriptor, trial] = new_file_beside(place);
+  close(descriptor);
+  discard(trial);
+  std::error_code unknown;
+  if (fs::symlink_status(place, unknown).type() == fs::file_type::none) cannot_write(place);  // no name for a file
+  if (!may_replace(place)) throw Error(place.string() + ": belongs to another user; choose another name or folder");
+}
+
+void require_writable_in(const fs::path& folder, const std::vector<std::string>& names) {
+  const MadeFolders trial(folder);
+  for (const std::string& name : names) require_writable(folder / name);
+}
+
+void write_files(const std::vector<OutputFile>& files, const fs::path& folder) {
+  std::optional<MadeFolders> folders;
+  if (!folder.empty()) folders.emplace(folder);
+  std::deque<Pending> pending;
   for (const OutputFile& file : files) pending.emplace_back(file);
-  for (Pending& file : pending) file.move_to_place();
+  throw_if_interrupted();  // the last chance: what follows takes a moment
+  for (Pending& file : pending) file.move_to_place(&file != &pending.back());
+  for (Pending& file : pending) file.keep();
+  if (folders) folders->keep();
 }
 
 }  // namespace flash::cli

@@ -1,5 +1,5 @@
-// flashsteps: the course's one command. Exit codes: 0 success, 1 a check failed, 2 it could not be run as asked, 130
-// interrupted.
+// flashsteps: the course's one command. Exit codes: 0 success, 1 a check failed, 2 it could not be run as asked, 128 +
+// a signal's number when it was asked to end: 130 after Ctrl-C.
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <iostream>
@@ -12,23 +12,25 @@
 
 namespace {
 
-// Ctrl-C once: the work ends at its next chance. Twice: at once.
+// Ctrl-C, `kill` or a closed terminal once: the work ends at its next chance. Twice: at once.
 void handle_signals() {
-  struct sigaction action {};
-  if (sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action {};
+    if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
     action = {};
-    action.sa_handler = [](int) { flash::interrupt_requested = true; };
+    action.sa_handler = [](int number) {
+      flash::interrupting_signal = number;
+      flash::interrupt_requested = true;
+    };
     action.sa_flags = int(SA_RESETHAND);
-    sigaction(SIGINT, &action, nullptr);
+    sigaction(signal, &action, nullptr);
   }
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow further is then an error of write(), like a full disk
 }
 
 // One line on stderr, whatever the message looked like.
-int refuse(std::string message) {
-  for (char& c : message)
-    if (c == '\n') c = ' ';
-  std::cerr << "flashsteps: " << message << "\n";
+int refuse(const std::string& message) {
+  std::cerr << "flashsteps: " << flash::one_line(message) << "\n";
   return 2;
 }
 
@@ -74,8 +76,10 @@ int main(int argc, char** argv) {
     std::cerr << "flashsteps: " << e.what() << "\n";
     return 1;
   } catch (const flash::Interrupted&) {
-    refuse("interrupted; nothing was written");
-    return 130;
+    const int signal = flash::interrupting_signal;
+    const std::string by = signal == SIGTERM ? " by SIGTERM" : signal == SIGHUP ? " by SIGHUP" : "";
+    refuse("interrupted" + by + "; nothing was written");
+    return 128 + signal;
   } catch (const std::bad_alloc&) {
     return refuse("out of memory; choose a smaller problem");
   } catch (const std::exception& e) {

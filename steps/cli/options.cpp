@@ -34,7 +34,8 @@ void add_choice(CLI::App& command, const std::string& name, Value& value, const 
             value = it->second;
           },
           help + " (" + list + ")")
-      ->type_name("");
+      ->type_name("")
+      ->expected(0, 1);  // without a value it is asked for '', and refuses that
 }
 
 // "number", or "whole number from -2147483648 to 2147483647".
@@ -132,7 +133,11 @@ void ProblemOptions::add_shape_to(CLI::App& command) {
 }
 
 void ProblemOptions::add_rest_to(CLI::App& command) {
-  command.add_option("--dtype", dtype, "Precision of the tensors: fp64, fp32, fp16, bf16 or e4m3");
+  command
+      .add_option_function<std::string>(
+          "--dtype", [this](const std::string& word) { dtype = name_of(dtype_named(word)); },
+          "Precision of the tensors: fp64, fp32, fp16, bf16 or e4m3")
+      ->expected(0, 1);
   add_choice(command, "--from", from, kQuantised, "e4m3: what it is quantised from; default bf16");
   command.add_flag("--tensor-scales", tensor_scales, "e4m3: one scale for all of Q, K, V instead of one for each tile");
   command.add_flag("--no-rotation", no_rotation, "e4m3: do not rotate the rows of Q and K");
@@ -172,14 +177,16 @@ void StepOption::add_to(CLI::App& command) {
 }
 
 void PassOption::add_to(CLI::App& command) {
-  command.add_option_function<std::string>(
-      "--pass",
-      [this](const std::string& word) {
-        if (word != "forward" && word != "backward" && word != "both")
-          throw Error("--pass: there is no '" + word + "'; choose one of forward, backward, both");
-        name = word;
-      },
-      "forward, backward or both");
+  command
+      .add_option_function<std::string>(
+          "--pass",
+          [this](const std::string& word) {
+            if (word != "forward" && word != "backward" && word != "both")
+              throw Error("--pass: there is no '" + word + "'; choose one of forward, backward, both");
+            name = word;
+          },
+          "forward, backward or both")
+      ->expected(0, 1);
 }
 
 std::vector<Pass> PassOption::passes() const {

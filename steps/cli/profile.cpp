@@ -68,6 +68,7 @@ class Profiler {
   explicit Profiler(const ProfileOptions& options) : options_(options) {}
 
   int run() {
+    if (!options_.plot.empty()) require_writable(options_.plot);
     std::string refusal;
     std::vector<std::string> left_out;
     for (const RegisteredStep* step : select_steps(options_.steps.prefixes))
@@ -87,7 +88,6 @@ class Profiler {
     progress_.show("");
     if (profiles_.empty()) throw Error(refusal.empty() ? "no step has the pass that was asked for" : refusal);
     for (const std::string& why : left_out) std::cerr << "left out: " << why << "\n";
-    if (!options_.plot.empty()) write_files({{options_.plot, bar_plot_svg(plot_title(), "MB", bars())}});
     if (options_.format.format == Format::table) {
       print_tables();
     } else {
@@ -96,6 +96,8 @@ class Profiler {
         for (const Row& row : options_.lines ? line_rows(profile) : kernel_rows(profile)) rows.push_back(row);
       print_rows(std::cout, options_.format.format, rows);
     }
+    std::cout.flush();  // the table is there, whatever becomes of the file
+    if (!options_.plot.empty()) write_files({{options_.plot, bar_plot_svg(plot_title(), "MB", bars())}});
     return 0;
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cli/draws.h"
 #include "harness/interrupt.h"
@@ -142,6 +143,10 @@ RandomCase random_case(const Step& step, Pass pass, uint64_t seed, uint32_t numb
   const uint64_t case_seed = 1 + draws.word() / 2;
   make_cheap(p);
 
+  if (given.kv_heads && !given.heads) {  // a multiple of those that were given
+    const int64_t multiple = std::max(0, *given.kv_heads) * int64_t(p.Hq / p.Hkv);
+    p.Hq = int(multiple <= std::numeric_limits<int>::max() ? multiple : *given.kv_heads);
+  }
   ProblemOptions rest = given;
   rest.head_dim.reset();  // which would set the scale, too
   p = rest.apply(p);

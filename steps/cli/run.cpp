@@ -93,6 +93,9 @@ void require_memory(const Device& device, Target target, const RegisteredStep& s
 int run(const RunOptions& o) {
   const Pass pass = o.grad_out.empty() ? Pass::forward : Pass::backward;
   const RegisteredStep& step = only_step(o.step, pass);
+  std::vector<std::string> names = {"o.npy", "lse.npy"};
+  if (pass == Pass::backward) names.insert(names.end(), {"dq.npy", "dk.npy", "dv.npy"});
+  require_writable_in(o.out, names);
   const Shape Q = npy_shape(o.q), K = npy_shape(o.k), V = npy_shape(o.v);
   const Shape dO = pass == Pass::backward ? npy_shape(o.grad_out) : Shape{};
   Problem p = problem_of(o, Q, K, V, pass == Pass::backward ? &dO : nullptr);
@@ -143,10 +146,7 @@ int run(const RunOptions& o) {
     files.push_back({folder / "dk.npy", npy_bytes(sizes(K), results.dK)});
     files.push_back({folder / "dv.npy", npy_bytes(sizes(K), results.dV)});
   }
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  if (failed) throw Error("--out " + o.out + ": the folder cannot be made: " + failed.message());
-  write_files(files);
+  write_files(files, folder);
 
   std::cout << story << "\nwrote";
   for (const OutputFile& file : files) std::cout << " " << file.path.string();

@@ -18,4 +18,11 @@ class KernelFault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A message as it is shown: one line, whatever was quoted in it.
+inline std::string one_line(std::string message) {
+  for (char& c : message)
+    if (c == '\n' || c == '\r') c = ' ';
+  return message;
+}
+
 }  // namespace flash

@@ -71,7 +71,7 @@ void validate(const Problem& p) {
   require_size("--seq", p.Nq, 0);
   require_size("--seq-k", p.Nk, 0);
   require_size("--head-dim", p.D, 1);
-  const bool grouped = p.Hkv > 0 ? p.Hq > 0 && p.Hq % p.Hkv == 0 : p.Hq == 0;
+  const bool grouped = p.Hkv > 0 ? p.Hq % p.Hkv == 0 : p.Hq == 0;  // no query heads: a group of none for each
   if (!grouped)
     throw Error("--kv-heads: " + std::to_string(p.Hkv) + " does not divide the " + std::to_string(p.Hq) +
                 " query heads; give a divisor of --heads");

@@ -179,6 +179,11 @@ def main(path):
             why = str(error)
         check(f"{step} with 2^62 scores is refused", "at most 2^59" in why and why == library.why_not(step, pass_, fs.CPU, long),
               f": {why[:60]}")
+    asked = fs.Problem(batch=1, heads=0, kv_heads=2, seq_q=8, seq_k=8, head_dim=64, scale=1, dtype=fs.FP32)
+    why = library.why_not("05/forward", fs.FORWARD, fs.CPU, asked)
+    check("no query heads on two key heads are supported", why is None, f": {why}")
+    why = library.why_not("05/forward\n\r", fs.FORWARD, fs.CPU, asked) or ""
+    check("a message is one line, whatever it quotes", "there is no step" in why and len(why.splitlines()) == 1)
     return 1 if failed else 0
 
 

@@ -50,6 +50,10 @@ class ExercisesTest(unittest.TestCase):
         for page in numbers.values():
             self.assertTrue(exercise.answer_page(page).is_file(), page.name)
 
+    def test_every_page_takes_the_folder_of_another_away(self):
+        for number, page in exercise.exercises().items():
+            self.assertIn(f"\nrm -rf steps/20_mine && python3 docs/exercise.py {number} steps/20_mine\n", page.read_text(encoding="utf-8"))
+
     def test_folder(self):
         def make(*arguments):
             return subprocess.run([sys.executable, str(ROOT / "docs/exercise.py"), *arguments], capture_output=True, text=True)
