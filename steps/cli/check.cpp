@@ -74,7 +74,8 @@ class Plan {
     const auto too_large = [&](Target target, const char* advice) {
       return why_too_large(device, target, *item.step, item.pass, item.problem, advice);
     };
-    const bool may_unwatch = item.target == Target::cpu_observed && !too_large(Target::cpu, "");
+    const bool may_unwatch =
+        item.target == Target::cpu_observed && item.step->builds.count(Target::cpu) && !too_large(Target::cpu, "");
     const auto why =
         too_large(item.target, may_unwatch ? "choose a smaller problem, or --no-observe" : "choose a smaller problem");
     if (why) left_out_.push_back(*why);
