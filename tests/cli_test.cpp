@@ -542,6 +542,15 @@ TEST_CASE("an output file takes the place of nothing but a file, and nobody's ot
   fs::create_symlink(folder.path / "y.svg", folder.path / "link.svg");
   CHECK(flashsteps("profile 05/forward --seq 8 --plot '" + (folder / "link.svg") + "'").code == 0);
   CHECK(fs::is_symlink(folder.path / "link.svg"));
+  fs::create_directory(folder.path / "other");
+  fs::create_symlink("other/later.svg", folder.path / "dangling.svg");
+  CHECK(flashsteps("profile 05/forward --seq 8 --plot '" + (folder / "dangling.svg") + "'").code == 0);
+  CHECK(fs::is_symlink(folder.path / "dangling.svg"));
+  CHECK(contents(folder / "other/later.svg") == contents(folder / "y.svg"));
+  fs::create_symlink("ring.svg", folder.path / "ring.svg");
+  expect_refused("profile 05/forward --seq 8 --plot '" + (folder / "ring.svg") + "'", {"ring.svg", "no file"});
+  expect_refused("bench 05/forward --csv '" + (folder / "y.svg") + "' --plot '" + (folder / "link.svg") + "'",
+                 {"link.svg", "same file"});
   REQUIRE(mkfifo((folder / "fifo").c_str(), 0600) == 0);
   expect_refused("profile 05/forward --seq 8 --plot '" + (folder / "fifo") + "'", {"fifo", "no file"});
   CHECK(fs::is_fifo(folder.path / "fifo"));

@@ -227,6 +227,12 @@ TEST_CASE("kill and a closed terminal end it as Ctrl-C does, with the signal's e
   // Not under nohup.
   CHECK(std::system("trap '' HUP; '" FLASHSTEPS_COMMAND "' check 01 --seq 400 --device cpu >/dev/null & "
                     "sleep 0.3; kill -HUP $! && wait $!") == 0);
+  // A second one ends it at once, whichever it is: here in the middle of a thread block that takes minutes.
+  const int twice = std::system("'" FLASHSTEPS_COMMAND
+                                "' check 05/algorithm1 --seq 20000 --sample 2 --no-observe "
+                                "--device cpu >/dev/null 2>&1 & "
+                                "sleep 1; kill -TERM $!; sleep 0.3; kill -HUP $!; wait $!");
+  CHECK((WEXITSTATUS(twice) == 129 || WEXITSTATUS(twice) == 143));  // 143: the first was answered before
 }
 
 TEST_CASE("an end that is asked for while files are written leaves nothing behind") {

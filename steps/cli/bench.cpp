@@ -283,8 +283,10 @@ Command add_bench(CLI::App& command) {
   add_path(command, "--csv", o->csv, "Write the rows to this file, too");
   add_path(command, "--plot", o->plot, "Draw TFLOP/s by sequence length into this SVG file");
   return [o] {
-    if (!o->csv.empty()) require_writable(o->csv);
-    if (!o->plot.empty()) require_writable(o->plot);
+    std::vector<std::filesystem::path> files;
+    for (const std::string& file : {o->csv, o->plot})
+      if (!file.empty()) files.push_back(file);
+    require_writable(files);
     return Bench(*o).run();
   };
 }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <deque>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -33,10 +34,14 @@ bool may_replace(const fs::path& place) {
   return !(folder.st_mode & S_ISVTX) || user == 0 || user == file.st_uid || user == folder.st_uid;
 }
 
-// The file that a link stands for, or the path itself; throws Error where something is that is no file.
+// The file that a link stands for, though it may not be there yet, or the path itself; throws Error where something is
+// that is no file.
 fs::path place_of(const fs::path& path) {
   std::error_code ignored;
-  const fs::path place = fs::is_symlink(path, ignored) ? fs::weakly_canonical(path, ignored) : path;
+  fs::path place = path;
+  for (int links = 0; fs::is_symlink(place, ignored) && links < 40; links++)  // as many as Linux follows
+    place = folder_of(place) / fs::read_symlink(place, ignored);
+  if (fs::is_symlink(place, ignored)) place.clear();
   if (place.empty() || !place.has_filename() || (fs::exists(place, ignored) && !fs::is_regular_file(place, ignored)))
     throw Error("'" + path.string() + "' is no file that could be written; give the name of a file");
   return place;
@@ -165,19 +170,26 @@ class MadeFolders {
 
 }  // namespace
 
-void require_writable(const fs::path& file) {
-  const fs::path place = place_of(file);
-  const auto [descriptor, trial] = new_file_beside(place);
-  close(descriptor);
-  discard(trial);
-  std::error_code unknown;
-  if (fs::symlink_status(place, unknown).type() == fs::file_type::none) cannot_write(place);  // no name for a file
-  if (!may_replace(place)) throw Error(place.string() + ": belongs to another user; choose another name or folder");
+void require_writable(const std::vector<fs::path>& files) {
+  std::set<fs::path> places;
+  for (const fs::path& file : files) {
+    const fs::path place = place_of(file);
+    const auto [descriptor, trial] = new_file_beside(place);
+    close(descriptor);
+    discard(trial);
+    std::error_code unknown;
+    if (fs::symlink_status(place, unknown).type() == fs::file_type::none) cannot_write(place);  // no name for a file
+    if (!may_replace(place)) throw Error(place.string() + ": belongs to another user; choose another name or folder");
+    if (!places.insert(fs::weakly_canonical(place, unknown)).second)
+      throw Error(file.string() + ": is the same file as another result; give each a file of its own");
+  }
 }
 
 void require_writable_in(const fs::path& folder, const std::vector<std::string>& names) {
   const MadeFolders trial(folder);
-  for (const std::string& name : names) require_writable(folder / name);
+  std::vector<fs::path> files;
+  for (const std::string& name : names) files.push_back(folder / name);
+  require_writable(files);
 }
 
 void write_files(const std::vector<OutputFile>& files, const fs::path& folder) {

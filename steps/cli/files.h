@@ -11,9 +11,10 @@ struct OutputFile {
   std::string bytes;
 };
 
-// To be asked before the work whose results are to be written: throw Error if that is not possible. They try, and leave
+// To be asked before the work whose results are to be written: throw Error if that is not possible, or two
+// of them are the same. They try, and leave
 // nothing behind.
-void require_writable(const std::filesystem::path& file);
+void require_writable(const std::vector<std::filesystem::path>& files);
 // Of files in a folder that may yet have to be made.
 void require_writable_in(const std::filesystem::path& folder, const std::vector<std::string>& names);
 

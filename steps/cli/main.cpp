@@ -21,8 +21,11 @@ void handle_signals() {
     action.sa_handler = [](int number) {
       flash::interrupting_signal = number;
       flash::interrupt_requested = true;
+      for (const int next : {SIGINT, SIGTERM, SIGHUP}) {  // whichever comes next
+        struct sigaction now {};
+        if (sigaction(next, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) std::signal(next, SIG_DFL);
+      }
     };
-    action.sa_flags = int(SA_RESETHAND);
     sigaction(signal, &action, nullptr);
   }
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow further is then an error of write(), like a full disk

@@ -68,7 +68,7 @@ class Profiler {
   explicit Profiler(const ProfileOptions& options) : options_(options) {}
 
   int run() {
-    if (!options_.plot.empty()) require_writable(options_.plot);
+    if (!options_.plot.empty()) require_writable({options_.plot});
     std::string refusal;
     std::vector<std::string> left_out;
     for (const RegisteredStep* step : select_steps(options_.steps.prefixes))
