@@ -9,6 +9,7 @@
 #include <deque>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -49,6 +50,10 @@ fs::path place_of(const fs::path& path) {
 
 [[noreturn]] void cannot_write(const fs::path& path) {
   throw Error(path.string() + ": cannot be written; check that its folder exists, is writable and not full");
+}
+
+[[noreturn]] void cannot_make(const fs::path& folder, const std::string& why) {
+  throw Error(folder.string() + ": the folder cannot be made: " + why + "; choose another one");
 }
 
 void discard(const fs::path& path) {
@@ -151,7 +156,7 @@ class MadeFolders {
       if (fs::create_directory(*path, failed)) made_.push_back(*path);
       if (!failed) continue;
       remove_made();
-      throw Error(folder.string() + ": the folder cannot be made: " + failed.message() + "; choose another one");
+      cannot_make(folder, failed.message());
     }
     if (!fs::is_directory(folder, failed)) throw Error(folder.string() + ": is no folder; give the name of a folder");
   }
@@ -186,7 +191,21 @@ void require_writable(const std::vector<fs::path>& files) {
 }
 
 void require_writable_in(const fs::path& folder, const std::vector<std::string>& names) {
-  const MadeFolders trial(folder);
+  // What is missing of the folder is not made on trial: another run may be making it.
+  std::error_code failed;
+  if (fs::symlink_status(folder, failed).type() == fs::file_type::none) cannot_make(folder, failed.message());
+  fs::path there = folder;
+  while (there != "." && !fs::exists(fs::symlink_status(there, failed))) there = folder_of(there);
+  const bool is_folder = fs::is_directory(there, failed);
+  if (there == folder && !is_folder) throw Error(folder.string() + ": is no folder; give the name of a folder");
+  if (!is_folder) cannot_make(folder, std::make_error_code(std::errc::not_a_directory).message());
+  if (there != folder) {
+    try {
+      return require_writable({there / "trial"});
+    } catch (const Error&) {
+      cannot_make(folder, there.string() + " is not writable");
+    }
+  }
   std::vector<fs::path> files;
   for (const std::string& name : names) files.push_back(folder / name);
   require_writable(files);
