@@ -61,9 +61,9 @@ Ran interrupted(const std::vector<std::string>& arguments, double seconds, int s
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-void expect_refused(const std::string& arguments, const std::vector<std::string>& words) {
+void expect_refused(const std::string& arguments, const std::vector<std::string>& words, const std::string& before) {
   INFO("flashsteps " << arguments);
-  const Ran ran = flashsteps(arguments);
+  const Ran ran = flashsteps(arguments, before);
   CHECK(ran.code == 2);
   CHECK(ran.out == "");
   INFO(ran.err);

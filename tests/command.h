@@ -31,7 +31,8 @@ Ran flashsteps(const std::string& arguments, const std::string& before = "");
 // The same without a shell, with Ctrl-C (SIGINT) or another signal after so many seconds.
 Ran interrupted(const std::vector<std::string>& arguments, double seconds, int signal = SIGINT);
 
-// Refused: exit code 2, one line on stderr with these words in it, nothing on stdout.
-void expect_refused(const std::string& arguments, const std::vector<std::string>& words);
+// Refused: exit code 2, one line on stderr with these words in it, nothing on stdout. `before` as above.
+void expect_refused(const std::string& arguments, const std::vector<std::string>& words,
+                    const std::string& before = "");
 
 }  // namespace flash::tests
