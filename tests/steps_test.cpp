@@ -263,23 +263,21 @@ TEST_CASE("a NaN or an infinity reaches exactly the rows that see it") {
 TEST_CASE("a NaN reaches rows whose weight for it is too small for a float, and none that dropped it") {
   every_step([](const RegisteredStep& step, Pass pass) {
     const int D = some_head_dims(step.info()).back();
-    for (int which : {2, 3})
-      for (uint64_t seed : {2}) {
-        Problem p;
-        p.Hq = p.Hkv = 2, p.Nq = 35, p.Nk = 37, p.D = D, p.causal = true;
-        p.scale = 30 * default_scale(D);  // distances of 100 and more within a row
-        p.dtype = step.info().dtypes.front();
-        if (step.info().dropout) p.dropout = 0.3, p.seed = seed;
-        if (which == 3 && pass == Pass::forward) continue;
-        HostTensors t = random_tensors(p, seed);
-        auto& tensor = which == 2 ? t.V : t.dO;
-        for (int row : {3, 20, 40, 60}) tensor[size_t(row * D + row % D)] = NAN;
-        INFO("in " << (which == 2 ? "V" : "dO") << ", seed " << seed);
-        if (pass == Pass::backward && step.info().spreads_nonfinite)
-          expect_not_hidden(step, p, t);
-        else
-          expect_right_on(step, pass, p, t);
-      }
+    for (const bool in_V : {true, false}) {
+      if (!in_V && pass == Pass::forward) continue;
+      Problem p;
+      p.Hq = p.Hkv = 2, p.Nq = 35, p.Nk = 37, p.D = D, p.causal = true;
+      p.scale = 30 * default_scale(D);  // distances of 100 and more within a row
+      p.dtype = step.info().dtypes.front();
+      if (step.info().dropout) p.dropout = 0.3, p.seed = 2;
+      HostTensors t = random_tensors(p, 2);
+      for (int row : {3, 20, 40, 60}) (in_V ? t.V : t.dO)[size_t(row * D + row % D)] = NAN;
+      INFO("in " << (in_V ? "V" : "dO"));
+      if (pass == Pass::backward && step.info().spreads_nonfinite)
+        expect_not_hidden(step, p, t);
+      else
+        expect_right_on(step, pass, p, t);
+    }
   });
 }
 
