@@ -300,8 +300,8 @@ Order order_of(const Problem& p) {
   order.p = p;
   order.q_tiles = ceil_div(p.Nq, Shape::Br);
   order.tiles = int(checked_grid_length(size_t(order.q_tiles) * p.query_heads()));
-  // Heads whose keys and values L2 can hold, 33 MiB, in groups of equal size. At short lengths fewer: the first tiles of
-  // a group load its keys from HBM, and should do so beside the last tiles of the group before.
+  // Heads whose keys and values L2 can hold, 33 MiB, in groups of equal size. At short lengths fewer: the first tiles
+  // of a group load its keys from HBM, and should do so beside the last tiles of the group before.
   const size_t group_bytes = std::min(size_t(33) << 20, size_t(p.Nk) * (16 << 10));
   const size_t key_bytes = Shape::D * 2 * sizeof(typename Shape::T);
   const size_t head_bytes = std::max(size_t(p.Nk) * key_bytes / (p.Hq / p.Hkv), size_t(1));

@@ -20,8 +20,8 @@ __host__ __device__ inline uint4 philox4x32_10(uint4 counter, uint2 key) {
   return counter;
 }
 
-// What a dropped weight is stored as: −0. It adds nothing, and is told from a kept one too small for a float, +0: a NaN in
-// V reaches a query whose weight for it is tiny, and none whose weight for it was dropped.
+// What a dropped weight is stored as: −0. It adds nothing, and is told from a kept one too small for a float, +0: a NaN
+// in V reaches a query whose weight for it is tiny, and none whose weight for it was dropped.
 constexpr float kDropped = -0.0f;
 __device__ inline bool is_dropped(float weight) { return __float_as_uint(weight) == 0x80000000u; }
 
