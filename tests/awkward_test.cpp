@@ -126,6 +126,30 @@ TEST_CASE("what lies behind a head's last key, a NaN or an infinity of the next 
   });
 }
 
+TEST_CASE("a key whose scores are all -inf has no weight and no gradient, and spoils no other, however few queries") {
+  every_step([](const RegisteredStep& step, Pass pass, Target target) {
+    for (const int Nq : {1, 5, 35, 130}) {  // past the end of a tile the queries are zeros, and 0 · ∞ = NaN
+      Problem p = problem(step, 1, 2, Nq, 37, smallest_head_dim(step));
+      if (p.dtype == DType::e4m3 || why_unsupported(step, p, pass)) continue;  // e4m3 has no infinity
+      INFO(step.id << ", " << describe(p));
+      HostTensors t = random_tensors(p, 4);
+      const size_t D = size_t(p.D), key = 20, next_head = 37 * D;
+      for (size_t i = 0; i < t.Q.size(); i += D) t.Q[i] = 1 + std::fabs(t.Q[i]);
+      for (const size_t head : {size_t(0), next_head}) t.K[head + key * D] = -INFINITY;
+      const HostTensors made = answer(step, target, pass, p, t);
+      for (const auto* result : {&made.O, &made.LSE, &made.dK, &made.dV})  // dQ has 0 · ∞ by rights
+        CHECK(std::all_of(result->begin(), result->end(), [](double v) { return std::isfinite(v); }));
+      if (pass == Pass::forward) continue;
+      for (const auto* result : {&made.dK, &made.dV})
+        for (const size_t head : {size_t(0), next_head}) {
+          const auto row = result->begin() + long(head + key * D);
+          // Not 0 alone: Eigen's vectors of floats have exp(−∞) = 10^−38.
+          CHECK(std::all_of(row, row + p.D, [](double v) { return std::fabs(v) < 1e-37; }));
+        }
+    }
+  });
+}
+
 TEST_CASE("lengths far below a tile, and head dim 128 with 64 rows") {
   every_step([](const RegisteredStep& step, Pass pass, Target target) {
     for (const auto& [H, N, D] : {std::array{40, 8, 128}, std::array{2, 64, 128}, std::array{3, 1, 64}}) {

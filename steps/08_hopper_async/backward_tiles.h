@@ -76,12 +76,17 @@ __device__ __forceinline__ int next_tile(const Arguments& a, const Work& w, int 
   return tile == a.query_tiles ? w.first : tile < w.first ? a.query_tiles - 1 : tile;
 }
 
-// Where the causal diagonal, or the last key, cuts the tile of these keys and queries: query c of the tile sees key r
-// of the block if c ≥ r · x + y.
+// Where the causal diagonal, or the last key, and the last query cut a tile: its query c sees the block's key r if
+// r · slope + first ≤ c < end.
+struct Edge {
+  int slope, first, end;
+};
+
 template <class S>
-__device__ __forceinline__ int2 edge_of(const Problem& p, int key0, int query0) {
-  if (p.causal) return make_int2(1, key0 - p.Nk + p.Nq - query0);
-  return make_int2(S::Br, (1 - min(p.Nk - key0, kBc)) * S::Br);  // all see r < Nk − key0, none the others
+__device__ __forceinline__ Edge edge_of(const Problem& p, int key0, int query0) {
+  if (p.causal) return {1, key0 - p.Nk + p.Nq - query0, p.Nq - query0};
+  const int keys = min(p.Nk - key0, kBc);
+  return {S::Br, (1 - keys) * S::Br, p.Nq - query0};  // all see r < keys, none the others
 }
 
 // How many key/value heads' work is done together, by measurement (see Work): as many as have so much of Q, dO and dQ;
@@ -150,7 +155,7 @@ struct Shared {
   Element dS[2][2][S::Br][64];  // of each warpgroup's keys; at the end dV
   float dQ[2][S::kPartFloats];  // of each warpgroup, on its way out; at the end dK
   float lse2[2][S::Br], row_dot[2][S::Br];
-  int2 edge[2];  // of what is seen in a tile: its query c sees the block's key r if c ≥ r · x + y
+  Edge edge[2];
   Work work[2];  // rounds 0: no more
   Stages<1> k, v, dq[2];
   Stages<2> q, grad, ds, taken;  // with q come lse2, row_dot and edge
