@@ -159,18 +159,17 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
         P[i] = exp2_fast(P[i] * a.scale_log2 - lse.x), P[i + 1] = exp2_fast(P[i + 1] * a.scale_log2 - lse.y);
         P[i + 2] = exp2_fast(P[i + 2] * a.scale_log2 - lse.x), P[i + 3] = exp2_fast(P[i + 3] * a.scale_log2 - lse.y);
       }
-      const Edge edge = s.edge[n % 2];
-      if ((wg * 64 + 63) * edge.slope + edge.first > 0) {  // some query of the tile does not see some key of these 64
+      const Edge& edge = s.edge[n % 2];
+      // Where some query of the tile does not see some key of these 64, or is past the last one: there LSE is ∞, but if
+      // K has an ∞, then S = 0 · ∞ = NaN, and so would P be.
+      if (wg * 64 + 64 > edge.uncut) {
         const int row = wg * 64 + warp * 16 + lane / 4;
         const int from = row * edge.slope + edge.first - column, from8 = from + 8 * edge.slope;  // rows row, row + 8
 #pragma unroll
-        for (int i = 0; i < Br / 2; i++)
-          if (i / 4 * 8 + (i & 1) < (i & 2 ? from8 : from)) P[i] = 0;
-      }
-      if (edge.end < Br) {  // queries past the end are zeros, and 0 · ∞ = NaN
-#pragma unroll
-        for (int i = 0; i < Br / 2; i++)
-          if (i / 4 * 8 + (i & 1) >= edge.end - column) P[i] = 0;
+        for (int i = 0; i < Br / 2; i++) {
+          const int c = i / 4 * 8 + (i & 1);
+          if (c < (i & 2 ? from8 : from) || c >= edge.end - column) P[i] = 0;
+        }
       }
 #pragma unroll
       for (int i = 0; i < Br / 4; i++) P16[i / 4][i % 4] = pack<Element>(P[2 * i], P[2 * i + 1]);

@@ -76,17 +76,18 @@ __device__ __forceinline__ int next_tile(const Arguments& a, const Work& w, int 
   return tile == a.query_tiles ? w.first : tile < w.first ? a.query_tiles - 1 : tile;
 }
 
-// Where the causal diagonal, or the last key, and the last query cut a tile: its query c sees the block's key r if
-// r · slope + first ≤ c < end.
+// Where the causal diagonal, the last key and the last query cut a tile: its query c sees the block's key r if
+// r · slope + first ≤ c < end. Keys r < uncut are seen by all of its queries.
 struct Edge {
-  int slope, first, end;
+  int uncut, slope, first, end;
 };
 
 template <class S>
 __device__ __forceinline__ Edge edge_of(const Problem& p, int key0, int query0) {
-  if (p.causal) return {1, key0 - p.Nk + p.Nq - query0, p.Nq - query0};
-  const int keys = min(p.Nk - key0, kBc);
-  return {S::Br, (1 - keys) * S::Br, p.Nq - query0};  // all see r < keys, none the others
+  const int keys = min(p.Nk - key0, kBc), end = p.Nq - query0;
+  const int first = p.causal ? key0 - p.Nk + p.Nq - query0 : (1 - keys) * S::Br;
+  const int uncut = end < S::Br ? 0 : p.causal ? 1 - first : keys;
+  return {uncut, p.causal ? 1 : S::Br, first, end};  // not causal: all see r < keys, none the others
 }
 
 // How many key/value heads' work is done together, by measurement (see Work): as many as have so much of Q, dO and dQ;
