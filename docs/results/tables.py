@@ -181,6 +181,24 @@ def ratios(links, step, what):
 
 
 @table
+def determinism(links, chapter):
+    """TFLOP/s of a chapter's backward pass as fast as it can and deterministic, by length, timed in the same call."""
+    files = [(name, *read(name)) for name in (f"h200_bench_{chapter}.csv", f"h200_bench_{chapter}_deterministic.csv")]
+    data = files[0][1]
+    lengths = sorted({int(r["seq"]) for r in data})
+    rows = []
+    for head_dim, causal in sorted({(int(r["head_dim"]), r["causal"]) for r in data}):
+        def tflops(rows_of_all, seq):
+            mine = [r for r in rows_of_all if (int(r["head_dim"]), r["causal"], int(r["seq"])) == (head_dim, causal, seq)]
+            return number(float(mine[0]["tflops"])) if mine else "–"
+
+        rows.append([f"D {head_dim}, {'causal' if causal == '1' else 'full'}"]
+                    + [f"{tflops(files[0][1], n)} / {tflops(files[1][1], n)}" for n in lengths])
+    titles = ["TFLOP/s, as fast as it can / deterministic"] + [f"N {n:,}" for n in lengths]
+    return markdown(titles, rows, [(name, comments) for name, _, comments in files], links)
+
+
+@table
 def quantising(links):
     """Quantising Q, K and V, with and without the rotation, against the time of a copy of as many bytes."""
     name = "h200_quantise_08_fp8.csv"

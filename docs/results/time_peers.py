@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 TOKENS, HIDDEN, LENGTHS = 16384, 2048, (512, 1024, 2048, 4096, 8192, 16384)
-PEERS = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+PEERS = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+         "math": SDPBackend.MATH}  # 16 bits: the first two; operation by operation is "math"
+MATH_BYTES = 100e9  # of six N² matrices in fp32, which "math" may have at once: longer ones are left out
 REST, WARM_UP = 0.2, 3
 
 
@@ -43,6 +45,8 @@ def attention(rows, what, dtype, peers, sustained, batch, heads, length, head_di
     forward_flops = 4 * batch * heads * length * length * head_dim * (0.5 if causal else 1.0)
     shape = dict(dtype=str(dtype).split(".")[1], head_dim=head_dim, causal=int(causal), seq=length, batch=batch, heads=heads, dropout=0.0)
     for peer in peers:
+        if peer == "math" and 6 * 4 * batch * heads * length * length > MATH_BYTES:
+            continue
         with sdpa_kernel([PEERS[peer]]):
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -81,9 +85,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["forward", "backward"])
     parser.add_argument("out")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128, 256])
-    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=["flash2", "cudnn"])
     parser.add_argument("--sustained", action="store_true")
     options = parser.parse_args()
     what, out, dtype = options.what, options.out, getattr(torch, options.dtype)
