@@ -183,7 +183,7 @@ class Book:
             self.fault(page, at, "the excerpt is not what its file says; python3 docs/book.py fills it in")
         for block in FENCE.finditer(page.text):
             before = page.text[: block.start()]
-            if block["language"] in ("cuda", "cpp") and not re.search(r"<!-- (excerpt|hole|answer) .+ -->\n\Z", before):
+            if block["language"] in ("cuda", "cpp") and not re.search(r"<!-- (excerpt|hole|answer|without) .+ -->\n\Z", before):
                 self.fault(page, block.start(), "code without a line <!-- excerpt FILE: REGION --> before it")
 
     def check_kernels_shown(self, page):

@@ -9,7 +9,7 @@ parts=("${@:3}")
 [ ${#parts[@]} -gt 0 ] || parts=(02_naive_gpu 03_tiling 04_online_softmax 05_kernel_fusion 06_recompute_backward peers_fp32 peers_fp32_backward
                                   07_warp_partitioning peers_bf16_07 08_hopper_async sustained_08 ablation_08 peers_bf16
                                   07_backward 07_backward_deterministic 08_backward 08_backward_deterministic peers_bf16_backward
-                                  08_fp8 quantise_08_fp8 accuracy_08_fp8 random soak big)
+                                  08_fp8 quantise_08_fp8 accuracy_08_fp8 ideas_08 random soak big)
 mkdir -p "$folder"
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1 | sed 's/, /, driver /')
 # What the chip's units and its memory reach, as bench says it above its table.
@@ -17,7 +17,7 @@ rates=$("$flashsteps" bench 02/forward --batch 1 --heads 1 --seq 64 | sed -n '1s
 
 begin() { # FILE, what bench was told
   file=$folder/h200_bench_$1.csv
-  case $1 in ablation_* | sustained_*) file=$folder/h200_$1.csv ;; esac
+  case $1 in ablation_* | sustained_* | ideas_*) file=$folder/h200_$1.csv ;; esac
   echo "# date $(date +%F); GPU $gpu; $rates; command: docs/results/measure.sh FOLDER $flashsteps $1, which runs flashsteps bench $2" > "$file"
   echo "step,dtype,head_dim,causal,seq,batch,heads,pass,ms,ms_p10,ms_p90,tflops,bound_fraction,scratch_bytes" >> "$file"
 }
@@ -69,6 +69,16 @@ for part in "${parts[@]}"; do
   ablation_08) begin $part "08 --pass forward --batch 4 --heads 16 --seq 8448 --head-dim 128 --dtype bf16|fp16"
     for dtype in bf16 fp16; do
       rows 08/tma 08/warp 08/pingpong 08/overlapped --batch 4 --heads 16 --seq 8448 --head-dim 128 --dtype $dtype
+    done ;;
+  ideas_08) begin $part "STEP and 30_without_… (docs/ideas.py --all) --dtype bf16 --head-dim D [--causal] --seq N"
+    for step in overlapped warp_specialized backward; do
+      without=$("$flashsteps" list --format csv | cut -d, -f1 | grep "^30_without_.*/$step$") ||
+        { echo "measure.sh: first docs/ideas.py --all, and build" >&2; exit 2; }
+      dims="64 128 256"
+      [ $step = overlapped ] || dims="64 128"
+      for d in $dims; do
+        for n in 1024 8192; do each_mask 08_hopper_async/$step $without --dtype bf16 --head-dim $d --seq $n; done
+      done
     done ;;
   08_backward) begin $part "08/backward --dtype bf16 --head-dim D [--causal]"
     for d in 64 128; do each_mask 08/backward --dtype bf16 --head-dim $d; done ;;
