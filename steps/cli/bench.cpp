@@ -81,6 +81,7 @@ class Bench {
         }
       }
     progress_.show("");
+    if (rows_.empty() && !notes_.empty()) refusal = notes_.front();
     if (rows_.empty()) throw Error(refusal.empty() ? "no step has the pass that was asked for" : refusal);
     print_rows(std::cout, options_.format.format, rows_);
     std::cout.flush();  // the table is there, whatever becomes of the files
