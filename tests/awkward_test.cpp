@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <tuple>
 
 #include "cli/verify.h"
 #include "harness/inputs.h"
@@ -128,21 +129,24 @@ TEST_CASE("what lies behind a head's last key, a NaN or an infinity of the next 
 
 TEST_CASE("a key whose scores are all -inf has no weight and no gradient, and spoils no other, however few queries") {
   every_step([](const RegisteredStep& step, Pass pass, Target target) {
-    for (const int Nq : {1, 5, 35, 130}) {  // past the end of a tile the queries are zeros, and 0 · ∞ = NaN
-      Problem p = problem(step, 1, 2, Nq, 37, smallest_head_dim(step));
+    // Past the end of a tile the queries are zeros, and 0 · ∞ = NaN. D 128 and long sequences have other tiles.
+    for (const auto& [Nq, D, causal] :
+         {std::tuple{1, 0, false}, {5, 0, true}, {35, 0, false}, {130, 0, false}, {130, 128, true}, {521, 128, false}}) {
+      Problem p = problem(step, 1, 2, Nq, 37, D ? D : smallest_head_dim(step), causal);
       if (p.dtype == DType::e4m3 || why_unsupported(step, p, pass)) continue;  // e4m3 has no infinity
       INFO(step.id << ", " << describe(p));
       HostTensors t = random_tensors(p, 4);
-      const size_t D = size_t(p.D), key = 20, next_head = 37 * D;
-      for (size_t i = 0; i < t.Q.size(); i += D) t.Q[i] = 1 + std::fabs(t.Q[i]);
-      for (const size_t head : {size_t(0), next_head}) t.K[head + key * D] = -INFINITY;
+      const size_t width = size_t(p.D), key = 20, next_head = 37 * width;
+      for (size_t i = 0; i < t.Q.size(); i += width) t.Q[i] = 1 + std::fabs(t.Q[i]);
+      for (const size_t head : {size_t(0), next_head}) t.K[head + key * width] = -INFINITY;
       const HostTensors made = answer(step, target, pass, p, t);
-      for (const auto* result : {&made.O, &made.LSE, &made.dK, &made.dV})  // dQ has 0 · ∞ by rights
+      for (const auto* result : {&made.O, &made.dK, &made.dV})  // dQ has 0 · ∞ by rights
         CHECK(std::all_of(result->begin(), result->end(), [](double v) { return std::isfinite(v); }));
+      CHECK(std::none_of(made.LSE.begin(), made.LSE.end(), [](double v) { return std::isnan(v); }));
       if (pass == Pass::forward) continue;
       for (const auto* result : {&made.dK, &made.dV})
         for (const size_t head : {size_t(0), next_head}) {
-          const auto row = result->begin() + long(head + key * D);
+          const auto row = result->begin() + long(head + key * width);
           // Not 0 alone: Eigen's vectors of floats have exp(−∞) = 10^−38.
           CHECK(std::all_of(row, row + p.D, [](double v) { return std::fabs(v) < 1e-37; }));
         }

@@ -160,8 +160,8 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
         P[i + 2] = exp2_fast(P[i + 2] * a.scale_log2 - lse.x), P[i + 3] = exp2_fast(P[i + 3] * a.scale_log2 - lse.y);
       }
       const Edge& edge = s.edge[n % 2];
-      // Where some query of the tile does not see some key of these 64, or is past the last one: there LSE is ∞, but if
-      // K has an ∞, then S = 0 · ∞ = NaN, and so would P be.
+      // The mask is asked where some query of the tile does not see all of these 64 keys, and where the tile has queries
+      // past the end. Those have LSE = ∞, hence P = 0 already, unless K has an ∞: S = 0 · ∞ = NaN.
       if (wg * 64 + 64 > edge.uncut) {
         const int row = wg * 64 + warp * 16 + lane / 4;
         const int from = row * edge.slope + edge.first - column, from8 = from + 8 * edge.slope;  // rows row, row + 8
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(384, 1) backward_kernel(const __grid_constant_
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&a.Q, &a.dO, &a.K, &a.V, &a.dK, &a.dV}) tma_prefetch(map);
     s.k.init(1, 8), s.v.init(1, 8), s.grad.init(1, 8);  // 1 producer; 8 warps consume
-    s.q.init(1, 256);                                   // every thread, since each has read LSE and D itself
+    s.q.init(1, 256);                                   // every thread, since each has read LSE, D and edge
     s.ds.init(8, 8);
     for (auto& part : s.dq) part.init(4, 1);
     s.taken.init(1, 10);

@@ -51,9 +51,8 @@ struct Work {
   int rounds;         // visits in all
 };
 
-// Work is numbered through groups of heads whose Q, dO and dQ fit in L2 together. In a group low keys come first: under
-// a causal mask they are seen by most queries, and dQ is added in their order if its bits are to be the same in each
-// run.
+// Work is numbered through groups of heads (see heads_together). In a group low keys come first: under a causal mask
+// they are seen by most queries, and dQ is added in their order if its bits are to be the same in each run.
 template <class S>
 __device__ __forceinline__ Work work_of(const Arguments& a, int index) {
   Work w;
@@ -64,7 +63,7 @@ __device__ __forceinline__ Work work_of(const Arguments& a, int index) {
   w.first = first_query(a.p, w.key0) / S::Br;
   w.rounds = (a.query_tiles - w.first) * a.group;
   // Blocks at work on the same head should not add to the same tile of dQ at once: each begins elsewhere. Under a
-  // causal mask they do so anyway. If they must take turns, then all begin at the same tile, one after the other.
+  // causal mask most do so anyway. If they must take turns, then all begin at the same tile, one after the other.
   w.start = a.step < 0 ? a.query_tiles - 1 : w.first;
   if (!a.p.causal && !a.p.deterministic) w.start = w.key0 / kBc % a.query_tiles;
   return w;
@@ -76,8 +75,8 @@ __device__ __forceinline__ int next_tile(const Arguments& a, const Work& w, int 
   return tile == a.query_tiles ? w.first : tile < w.first ? a.query_tiles - 1 : tile;
 }
 
-// Where the causal diagonal, the last key and the last query cut a tile: its query c sees the block's key r if
-// r · slope + first ≤ c < end. Keys r < uncut are seen by all of its queries.
+// Where the causal diagonal, the last key and the last query cut a tile: its query c, 0 ≤ c < Br, sees the block's key
+// r, 0 ≤ r < 128, if r · slope + first ≤ c < end. Keys r < uncut are seen by all Br; none is, if some are past the end.
 struct Edge {
   int uncut, slope, first, end;
 };
@@ -87,10 +86,11 @@ __device__ __forceinline__ Edge edge_of(const Problem& p, int key0, int query0) 
   const int keys = min(p.Nk - key0, kBc), end = p.Nq - query0;
   const int first = p.causal ? key0 - p.Nk + p.Nq - query0 : (1 - keys) * S::Br;
   const int uncut = end < S::Br ? 0 : p.causal ? 1 - first : keys;
-  return {uncut, p.causal ? 1 : S::Br, first, end};  // not causal: all see r < keys, none the others
+  // Not causal: r < keys has r · Br + first ≤ 0, and is seen by all; the other keys have Br at least, and by none.
+  return {uncut, p.causal ? 1 : S::Br, first, end};
 }
 
-// How many key/value heads' work is done together, by measurement (see Work): as many as have so much of Q, dO and dQ;
+// How many key/value heads' work is done together, by measurement (see work_of): as many as have so much of Q, dO and dQ;
 // deterministic: enough that the blocks at work on one head, which wait for one another, are few.
 template <class S>
 int heads_together(const Problem& p) {
