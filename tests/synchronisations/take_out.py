@@ -47,7 +47,7 @@ def calls(text):
 
 def main():
     steps, output = Path(sys.argv[1]), Path(sys.argv[2])
-    files = sorted(f for folder in steps.glob("[0-9][0-9]_*") for f in folder.iterdir() if f.suffix in (".cu", ".h"))
+    files = sorted(f for folder in steps.glob("[01][0-9]_*") for f in folder.iterdir() if f.suffix in (".cu", ".h"))
     if "--list" in sys.argv:
         print(";".join(str(output / f.relative_to(steps)) for f in files if f.suffix == ".cu"))
         return
