@@ -19,7 +19,10 @@ def read(name):
         raise TableError(f"there is no docs/results/{name}")
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
-    return list(csv.DictReader(line for line in lines if line and not line.startswith("#"))), comments
+    rows = list(csv.DictReader(line for line in lines if line and not line.startswith("#")))
+    if not rows:
+        raise TableError(f"docs/results/{name} has no row")
+    return rows, comments
 
 
 def rates(comments):
@@ -58,7 +61,7 @@ def same_shape(a, b):
 
 
 def bench_rows(what):
-    """Rows of all h200_bench_*.csv of one pass, those of a step under another name ("… (deterministic)") left out."""
+    """Rows of all h200_bench_*.csv of one pass, but for those in deterministic mode."""
     rows = []
     for path in sorted(RESULTS.glob("h200_bench_*.csv")):
         if "deterministic" not in path.name:

@@ -258,9 +258,8 @@ def ladder(links, what, last="99", notes="full"):
             continue
         data, comments = read(path.name)
         data = [r for r in data if r["pass"] == what and r["causal"] == "0" and r["head_dim"] == "64" and r["dtype"] == data[0]["dtype"]]
-        if path.stem.endswith("_deterministic"):  # has steps beside it, too, which are in the table already
-            mark = " (deterministic)"
-            data = [r for r in data if r["step"].endswith(mark)] or [r | {"step": r["step"] + mark} for r in data]
+        if path.stem.endswith("_deterministic"):
+            data = [r | {"step": r["step"] + " (deterministic)"} for r in data]
         for step, dtype in dict.fromkeys((r["step"], r["dtype"]) for r in data):
             by_length = {int(r["seq"]): r for r in data if (r["step"], r["dtype"]) == (step, dtype)}
             base = base or by_length

@@ -9,6 +9,7 @@ counts. FLOPs: forward 4·B·H·N²·D, half of it when causal, backward 2.5 tim
 import argparse
 import csv
 import datetime
+import os
 import statistics
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def attention(rows, what, dtype, peers, sustained, batch, heads, length, head_di
     for tensor in (q, k, v):
         tensor.requires_grad_(what == "backward")
     forward_flops = 4 * batch * heads * length * length * head_dim * (0.5 if causal else 1.0)
-    shape = dict(dtype=str(dtype).split(".")[1], head_dim=head_dim, causal=int(causal), seq=length, batch=batch, heads=heads, dropout=0.0)
+    shape = dict(dtype=str(dtype).split(".")[1], head_dim=head_dim, causal=int(causal), seq=length, batch=batch, heads=heads)
     for peer in peers:
         if peer == "math" and 6 * 4 * batch * heads * length * length > MATH_BYTES:
             continue
@@ -51,7 +52,6 @@ def attention(rows, what, dtype, peers, sustained, batch, heads, length, head_di
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-            extra = (torch.cuda.max_memory_allocated() - before) / 1e6
 
             def call():
                 if what == "backward":
@@ -59,6 +59,9 @@ def attention(rows, what, dtype, peers, sustained, batch, heads, length, head_di
                 else:
                     F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
+            if what == "backward":  # the memory of both passes: what is kept for this one, and the gradients
+                call()
+            extra = (torch.cuda.max_memory_allocated() - before) / 1e6
             flops = 2.5 * forward_flops if what == "backward" else forward_flops
             for name, launches in ((what, 11), (what + ", sustained", 40)):
                 if name == what or (sustained and length >= 8192):
@@ -72,9 +75,6 @@ def ceilings(rows):
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     ms = median_ms(lambda: a @ b, 11)
     rows.append(dict(peer="cublas_bf16_8192", what="gemm", ms=ms, tflops=2 * 8192**3 / ms / 1e9))
-    a8, b8, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t().contiguous().t(), torch.ones((), device="cuda")
-    ms = median_ms(lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16, use_fast_accum=True), 11)
-    rows.append(dict(peer="cublas_fp8_8192", what="gemm", ms=ms, tflops=2 * 8192**3 / ms / 1e9))
     x = torch.randn(1 << 30, device="cuda")
     y = torch.empty_like(x)
     ms = median_ms(lambda: y.copy_(x), 11)
@@ -85,7 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["forward", "backward"])
     parser.add_argument("out")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128, 256])
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=["flash2", "cudnn"])
     parser.add_argument("--sustained", action="store_true")
@@ -99,16 +99,18 @@ def main():
             for length in LENGTHS:
                 attention(rows, what, dtype, options.peers, options.sustained, TOKENS // length, HIDDEN // head_dim, length, head_dim, causal)
                 torch.cuda.empty_cache()
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
-    columns = ["peer", "what", "dtype", "head_dim", "causal", "seq", "batch", "heads", "dropout", "ms", "tflops", "gbps", "peak_extra_mb"]
-    with open(out, "w", newline="", encoding="utf-8") as file:
+    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], check=True, capture_output=True,
+                            text=True).stdout.split()[0]
+    columns = ["peer", "what", "dtype", "head_dim", "causal", "seq", "batch", "heads", "ms", "tflops", "gbps", "peak_extra_mb"]
+    with open(out + ".part", "w", newline="", encoding="utf-8") as file:
         cudnn = torch.backends.cudnn.version()
-        file.write(f"# date {datetime.date.today()}; GPU {torch.cuda.get_device_name()}, driver {driver.stdout.strip()}, CUDA {torch.version.cuda}, "
+        file.write(f"# date {datetime.date.today()}; GPU {torch.cuda.get_device_name()}, driver {driver}, CUDA {torch.version.cuda}, "
                    f"PyTorch {torch.__version__}, cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}; "
-                   f"command: docs/results/time_peers.py {' '.join([what, 'FILE'] + sys.argv[3:])}, in the same call as flashsteps bench (docs/results/measure.sh)\n")
+                   f"command: docs/results/time_peers.py {' '.join([what, 'FILE'] + sys.argv[3:])}\n")
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
+    os.replace(out + ".part", out)
 
 
 main()
