@@ -11,6 +11,8 @@ In a page, a line of its own names a region of a source file:
     <!-- excerpt steps/05_kernel_fusion/forward.cu: // Online softmax -->    shows it, in the code block that follows
     <!-- see steps/05_kernel_fusion/forward.cu: // Online softmax -->        shows nothing here; the site turns to it
 
+(exercise.py has <!-- hole … --> and <!-- answer … -->, ideas.py <!-- without … -->: code in the place of a region.)
+
 The source has no marks for this. A region begins with the only line that contains the text, and ends before the first
 blank line at which every brace that it opened is closed again: with the paragraph, or with the function or loop. With
 `text … other text` it ends with the first line from there on that contains the other text, and lines that do nothing

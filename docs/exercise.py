@@ -49,28 +49,45 @@ def replaced(text, region, code):
     return "\n".join(lines[:first] + [code] + lines[last + 1 :])
 
 
-def files(page, answer=False):
-    """Path of each file of the chapter that the exercise is about → its text with the holes, or with the answer."""
-    texts = {}
-    for hole in CODE.finditer(page.read_text(encoding="utf-8")):
-        texts.setdefault(hole["file"], (ROOT / hole["file"]).read_text(encoding="utf-8"))
-    for change in CODE.finditer((answer_page(page) if answer else page).read_text(encoding="utf-8")):
-        try:
-            texts[change["file"]] = replaced(texts[change["file"]], change["region"], change["code"])
-        except (Fault, KeyError) as fault:
-            raise Fault(f"{page.relative_to(ROOT)}: {change['file']}: {fault}") from None
-    return texts
+def require_new(folder):
+    """Refuses what cannot be a new folder of steps/."""
+    if not folder or not re.fullmatch(r"\d\d_\w+", folder.name):
+        raise Fault("say into which folder: two digits and a name, such as steps/20_mine")
+    if folder.exists():
+        raise Fault(f"there is a folder {folder} already; remove it, or choose another")
 
 
-def copy_to(folder, page, answer=False):
-    """Makes a folder of steps/ for the exercise."""
+def write_copy(folder, texts):
+    """Makes a folder of steps/: these files (path in the repository → text), and what their chapter has beside them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path, text in files(page, answer).items():
+    for path, text in texts.items():
         (folder / Path(path).name).write_text(text, encoding="utf-8")
         for pattern in ("*.h", "closed_forms.cpp"):
             for other in (ROOT / path).parent.glob(pattern):
                 if not (folder / other.name).exists():
                     shutil.copy(other, folder)
+
+
+def change(texts, path, region, code):
+    """Replaces a region of the file `path`, whose text is among `texts` or else still the repository's."""
+    try:
+        text = texts[path] if path in texts else (ROOT / path).read_text(encoding="utf-8")
+        texts[path] = replaced(text, region, code)
+    except (Fault, OSError) as fault:
+        raise Fault(f"{path}: {fault}") from None
+
+
+def files(page, answer=False):
+    """Path of each file of the chapter that the exercise is about → its text with the holes, or with the answer."""
+    texts = {}
+    for hole in CODE.finditer(page.read_text(encoding="utf-8")):
+        texts.setdefault(hole["file"], (ROOT / hole["file"]).read_text(encoding="utf-8"))
+    for wanted in CODE.finditer((answer_page(page) if answer else page).read_text(encoding="utf-8")):
+        try:
+            change(texts, wanted["file"], wanted["region"], wanted["code"])
+        except Fault as fault:
+            raise Fault(f"{page.relative_to(ROOT)}: {fault}") from None
+    return texts
 
 
 def main():
@@ -88,11 +105,8 @@ def main():
     try:
         if arguments.exercise not in known:
             raise Fault(f"there is no exercise {arguments.exercise}; there are {', '.join(known)}")
-        if not arguments.folder or not re.fullmatch(r"\d\d_\w+", arguments.folder.name):
-            raise Fault("say into which folder: two digits and a name, such as steps/20_mine")
-        if arguments.folder.exists():
-            raise Fault(f"there is a folder {arguments.folder} already; remove it, or choose another")
-        copy_to(arguments.folder, known[arguments.exercise], arguments.answer)
+        require_new(arguments.folder)
+        write_copy(arguments.folder, files(known[arguments.exercise], arguments.answer))
         for path in files(known[arguments.exercise]):
             print(f"{arguments.folder / Path(path).name}: " + ("the answer" if arguments.answer else f"look for 'Exercise {arguments.exercise}'"))
     except Fault as fault:

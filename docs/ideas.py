@@ -11,12 +11,11 @@ docs/ideas.md has, for each idea, the regions (as in docs/book.py) that change, 
 """
 import argparse
 import re
-import shutil
 import sys
 from pathlib import Path
 
 from book import ROOT, Fault
-from exercise import replaced
+from exercise import change, require_new, write_copy
 
 PAGE = ROOT / "docs/ideas.md"
 CHANGE = re.compile(r"^<!-- without (?P<idea>\w+) of (?P<step>\S+), (?P<file>\S+?): (?P<region>.+?) -->\n```cuda\n(?P<code>.*?)^```$",
@@ -26,29 +25,27 @@ CHANGE = re.compile(r"^<!-- without (?P<idea>\w+) of (?P<step>\S+), (?P<file>\S+
 def ideas():
     """Name of each idea, in the page's order → the step that it is taken out of, and the changes."""
     found = {}
-    for change in CHANGE.finditer(PAGE.read_text(encoding="utf-8")):
-        step, changes = found.setdefault(change["idea"], (change["step"], []))
-        if step != change["step"]:
-            raise Fault(f"{PAGE.name}: '{change['idea']}' is of {step} and of {change['step']}")
-        changes.append(change)
+    for wanted in CHANGE.finditer(PAGE.read_text(encoding="utf-8")):
+        step, changes = found.setdefault(wanted["idea"], (wanted["step"], []))
+        if step != wanted["step"]:
+            raise Fault(f"{PAGE.name}: '{wanted['idea']}' is of {step} and of {wanted['step']}")
+        changes.append(wanted)
     return found
 
 
-def copy_without(idea, folder):
-    """Makes the folder: the step's kernel, its chapter's headers and closed forms, and the changes."""
+def files(idea):
+    """Path of the kernel, and of each header that changes → its text without the idea."""
     step, changes = ideas()[idea]
-    chapter = ROOT / "steps" / step.split("/")[0]
-    files = [ROOT / "steps" / f"{step}.cu", *sorted(chapter.glob("*.h")), chapter / "closed_forms.cpp"]
-    texts = {path: path.read_text(encoding="utf-8") for path in files if path.is_file()}
-    for change in changes:
-        path = ROOT / change["file"]
-        try:
-            texts[path] = replaced(texts[path], change["region"], change["code"])
-        except (Fault, KeyError) as fault:
-            raise Fault(f"{PAGE.name}: {idea}: {change['file']}: {fault}") from None
-    folder.mkdir(parents=True)
-    for path, text in texts.items():
-        (folder / path.name).write_text(text, encoding="utf-8")
+    kernel = f"steps/{step}.cu"
+    try:
+        texts = {kernel: (ROOT / kernel).read_text(encoding="utf-8")}
+        for wanted in changes:
+            change(texts, wanted["file"], wanted["region"], wanted["code"])
+    except (Fault, OSError) as fault:
+        raise Fault(f"{PAGE.name}: {idea}: {fault}") from None
+    texts[kernel] = f"// Without {idea} (docs/ideas.md), of which the comments still speak.\n" + texts[kernel].replace(
+        '.idea = "', f'.idea = "without {idea}: ', 1)
+    return texts
 
 
 def main():
@@ -68,14 +65,12 @@ def main():
         else:
             if arguments.all or arguments.idea not in known:
                 raise Fault(f"there is no idea '{arguments.idea}'; there are {', '.join(known)}" if not arguments.all else "either one idea, or --all")
-            if not arguments.folder or not re.fullmatch(r"\d\d_\w+", arguments.folder.name):
-                raise Fault("say into which folder: two digits and a name, such as steps/20_mine")
             wanted = {arguments.idea: arguments.folder}
         for folder in wanted.values():
-            if folder.exists():
-                raise Fault(f"there is a folder {folder} already; remove it, or choose another")
+            require_new(folder)
+        texts = {idea: files(idea) for idea in wanted}
         for idea, folder in wanted.items():
-            copy_without(idea, folder)
+            write_copy(folder, texts[idea])
             print(f"{folder}: {known[idea][0]} without {idea}")
     except Fault as fault:
         print(f"ideas.py: {fault}", file=sys.stderr)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""docs/ideas.py: every idea of docs/ideas.md can be taken out, what is left compiles (for the CPU device), and mistakes are refused.
+"""docs/ideas.py: every idea of docs/ideas.md can be taken out, what is left compiles (for the CPU device; `exercises` runs
+it), and mistakes are refused.
 
     ideas_test.py [C++ compiler]
 """
@@ -37,11 +38,11 @@ class Ideas(unittest.TestCase):
                 self.assertEqual(run(idea, folder).returncode, 0)
                 changed = {path.name for path in folder.iterdir()
                            if path.read_text() != (ROOT / "steps" / step.split("/")[0] / path.name).read_text()}
-                self.assertEqual(changed, {Path(change["file"]).name for change in changes})
+                self.assertEqual(changed, {f"{step.split('/')[1]}.cu"} | {Path(change["file"]).name for change in changes})
                 kernel = folder / f"{step.split('/')[1]}.cu"
-                compiled = subprocess.run([COMPILER, "-x", "c++", "-std=c++20", "-fsyntax-only", "-w", f"-I{ROOT / 'steps'}", kernel],
+                compiled = subprocess.run([COMPILER, "-x", "c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi", f"-I{ROOT / 'steps'}", kernel],
                                           capture_output=True, text=True)
-                self.assertEqual(compiled.returncode, 0, compiled.stderr[:2000])
+                self.assertEqual((compiled.returncode, compiled.stderr[:2000]), (0, ""))
 
     def test_each_is_described_under_its_name(self):
         page = ideas.PAGE.read_text(encoding="utf-8")
@@ -63,10 +64,10 @@ class Ideas(unittest.TestCase):
     def test_a_region_that_is_gone_is_named(self):
         page = self.folder.with_name("ideas.md")
         page.write_text("<!-- without it of 08_hopper_async/backward, steps/08_hopper_async/backward.cu: no such line -->\n```cuda\n```\n")
-        with mock.patch.object(ideas, "PAGE", page), mock.patch.object(ideas, "ROOT", ROOT):
-            with self.assertRaisesRegex(ideas.Fault, "it: steps/08_hopper_async/backward.cu: 'no such line' is in no line"):
-                ideas.copy_without("it", self.folder)
-        self.assertFalse(self.folder.exists())
+        for path, said in (("steps/08_hopper_async/backward.cu", "'no such line' is in no line"), ("steps/nope.h", "No such file")):
+            page.write_text(page.read_text().replace("steps/08_hopper_async/backward.cu:", f"{path}:"))
+            with mock.patch.object(ideas, "PAGE", page), self.assertRaisesRegex(ideas.Fault, f"it: {path}: .*{said}"):
+                ideas.files("it")
 
 
 if __name__ == "__main__":

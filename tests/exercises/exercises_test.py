@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every exercise's hole compiles, and `check` fails it cleanly; every answer passes. And how a folder is made.
+"""Every exercise's hole compiles, and `check` fails it cleanly; every answer passes, and every kernel without an idea. And how a
+folder is made.
 
     exercises_test.py flashsteps_exercises
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import exercise  # noqa: E402
+import ideas  # noqa: E402
 
 PROGRAM = sys.argv.pop(1)
 
@@ -42,6 +44,18 @@ class ExercisesTest(unittest.TestCase):
                 with self.subTest(step, shape=shape):
                     code, rows = check(step, *shape)
                     self.assertEqual(code, 0, rows)
+
+    def test_kernels_without_an_idea_pass(self):
+        steps = json.loads(subprocess.run([PROGRAM, "list", "--format", "json"], capture_output=True, text=True, check=True).stdout)
+        without = [step for step in steps if "_without_" in step["id"]]
+        self.assertEqual(len(without), len(ideas.ideas()))
+        for step in without:
+            modes = [[], ["--deterministic"]] if step["passes"] == ["backward"] else [[]]
+            for shape in (["--seq", "300", "--seq-k", "400"], ["--seq", "300", "--heads", "4", "--kv-heads", "2", "--causal"]):
+                for mode in modes:
+                    with self.subTest(step["id"], shape=shape, mode=mode):
+                        code, rows = check(step["id"], *shape, *mode)
+                        self.assertEqual(code, 0, rows)
 
     def test_every_chapter_has_one_and_every_exercise_an_answer(self):
         numbers = exercise.exercises()
