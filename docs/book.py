@@ -11,7 +11,8 @@ In a page, a line of its own names a region of a source file:
     <!-- excerpt steps/05_kernel_fusion/forward.cu: // Online softmax -->    shows it, in the code block that follows
     <!-- see steps/05_kernel_fusion/forward.cu: // Online softmax -->        shows nothing here; the site turns to it
 
-(exercise.py has <!-- hole … --> and <!-- answer … -->, ideas.py <!-- without … -->: code in the place of a region.)
+(exercise.py has <!-- hole … --> and <!-- answer … -->, ideas.py <!-- without … -->: code in the place of a region. The
+site turns to what an idea takes out as it does for `see`.)
 
 The source has no marks for this. A region begins with the only line that contains the text, and ends before the first
 blank line at which every brace that it opened is closed again: with the paragraph, or with the function or loop. With
@@ -31,7 +32,7 @@ import textwrap
 from pathlib import Path
 
 FIRST_COPY = 20  # steps/20_mine and so on are the reader's own copies of a chapter
-DIRECTIVE = re.compile(r"^(?P<indent> *)<!-- (?P<kind>excerpt|see) (?P<file>\S+?): (?P<region>.+?) -->\n", re.MULTILINE)
+DIRECTIVE = re.compile(r"^(?P<indent> *)<!-- (?P<kind>excerpt|see|without)(?: \w+ of \S+,)? (?P<file>\S+?): (?P<region>.+?) -->\n", re.MULTILINE)
 BLOCK = re.compile(r"(?P<indent> *)```(?:cuda|cpp)\n(?:.*\n)*?(?P=indent)```(?:\n|\Z)")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,7 +170,7 @@ class Book:
             except Fault as fault:
                 self.fault(page, directive.start(), fault)
                 continue
-            if directive["kind"] == "see":
+            if directive["kind"] != "excerpt":
                 continue
             language = "cpp" if directive["file"].endswith(".cpp") else "cuda"
             out.append(textwrap.indent(f"```{language}\n{code}\n```\n", directive["indent"]))

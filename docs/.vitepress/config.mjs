@@ -25,11 +25,11 @@ const slugify = (heading) => heading.trim().toLowerCase().replace(/[^\p{L}\p{N}_
 
 // ---- Markdown
 function withRegions(md) {
-  // A line <!-- excerpt … --> or <!-- see … --> becomes a mark that the right pane follows. docs/book.py has found its
+  // A line <!-- excerpt … -->, <!-- see … --> or <!-- without … --> becomes a mark that the right pane follows. docs/book.py has found its
   // region; marks and regions come in the same order.
   const htmlBlock = md.renderer.rules.html_block
   md.renderer.rules.html_block = (tokens, i, options, env, self) => {
-    const kind = tokens[i].content.match(/^\s*<!-- (excerpt|see) .*-->\s*$/)?.[1]
+    const kind = tokens[i].content.match(/^\s*<!-- (excerpt|see|without) .*-->\s*$/)?.[1]
     if (!kind) return htmlBlock(tokens, i, options, env, self)
     env.regionsSeen = (env.regionsSeen ?? -1) + 1
     const { file, first, last } = book.regions[env.relativePath === 'index.md' ? 'README.md' : env.relativePath][env.regionsSeen]

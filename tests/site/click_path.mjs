@@ -65,9 +65,11 @@ const shown = () =>
 
 /** Scrolls a text of the page to where it is read; waits until the pane shows this file and code. */
 async function read(text, path, code) {
-  await page.evaluate((text) => {
+  await page.waitForFunction((text) => {  // after a click the address changes before the page does
     const item = [...document.querySelectorAll('.vp-doc li, .vp-doc p')].find((each) => each.textContent.includes(text))
-    scrollTo(0, item.getBoundingClientRect().top + scrollY - innerHeight * 0.38)  // a little above the line at which the pane turns
+    // A little above the line at which the pane turns.
+    if (item) scrollTo(0, item.getBoundingClientRect().top + scrollY - innerHeight * 0.38)
+    return item !== undefined
   }, text)
   await page.waitForFunction(
     ([path, code]) =>
