@@ -4,14 +4,14 @@
 #     docs/results/measure.sh FOLDER [FLASHSTEPS [PART...]]
 #
 # Each part becomes a CSV file in FOLDER, which is there when the part is done and not before; without PART all are made.
-# Exit code 1: a long run found something. The peers want PyTorch, ideas_08 wants the kernels of docs/ideas.py --all in
+# Exit code 1: a long run found something. The peers want PyTorch, ideas wants the kernels of docs/ideas.py --all in
 # the build. (Not from here: counters, sanitizers, and what tests/peers measures. Their CSV files say how.)
 set -euo pipefail
 here=$(dirname "$0")
 known=(02_naive_gpu 03_tiling 04_online_softmax 05_kernel_fusion 06_recompute_backward peers_fp32 peers_fp32_backward
        07_warp_partitioning peers_bf16_07 08_hopper_async sustained_08 ablation_08 peers_bf16
        07_backward 07_backward_deterministic 08_backward 08_backward_deterministic peers_bf16_backward
-       08_fp8 quantise_08_fp8 accuracy_08_fp8 ideas_08 random soak big)
+       08_fp8 quantise_08_fp8 accuracy_08_fp8 ideas random soak big)
 fail() { echo "measure.sh: $*" >&2; exit 2; }
 [ $# -ge 1 ] || fail "say into which folder: measure.sh FOLDER [FLASHSTEPS [PART...]]"
 folder=$1
@@ -26,9 +26,9 @@ done
 # Steps as `list` names them, that match a pattern.
 steps_like() { "$flashsteps" list --format csv | cut -d, -f1 | grep -E "$1" | sort -u; }
 for part in "${parts[@]}"; do
-  [ $part = ideas_08 ] || continue
+  [ $part = ideas ] || continue
   for idea in $(python3 "$here/../ideas.py" | cut -d' ' -f1); do
-    steps_like "^30_without_$idea/" > /dev/null || fail "ideas_08: no step without '$idea'; first docs/ideas.py --all, and build"
+    steps_like "^30_without_$idea/" > /dev/null || fail "ideas: no step without '$idea'; first docs/ideas.py --all, and build"
   done
 done
 
@@ -112,14 +112,15 @@ for part in "${parts[@]}"; do
       rows 08/tma 08/warp 08/pingpong 08/overlapped --batch 4 --heads 16 --seq 8448 --head-dim 128 --dtype $dtype
     done
     end ;;
-  ideas_08) begin_bench h200_$part.csv "STEP and 30_without_… --dtype bf16 --head-dim D [--causal] --seq N"
-    for step in overlapped warp_specialized backward; do
+  ideas) begin_bench h200_$part.csv "STEP and 30_without_… --dtype bf16 --head-dim D [--causal] --seq N"
+    for base in 07_warp_partitioning/pipelined 08_hopper_async/{overlapped,warp_specialized,backward}; do
+      step=${base#*/}
       without=$(steps_like "^30_without_.*/$step$")
       dims="64 128"
       # pingpong beside it: at D 128 it has the shape that overlapped has without chosen_shapes.
       [ $step != overlapped ] || { dims="64 128 256"; without+=" 08_hopper_async/pingpong"; }
       for d in $dims; do
-        for n in 512 8192; do each_mask 08_hopper_async/$step $without --dtype bf16 --head-dim $d --seq $n; done
+        for n in 512 8192; do each_mask $base $without --dtype bf16 --head-dim $d --seq $n; done
       done
     done
     end ;;

@@ -1,9 +1,13 @@
 """The tables of the pages, as functions of their arguments; make_tables.py says which there are."""
 import re
+import sys
 import textwrap
 from statistics import geometric_mean
 
 from measured import PEERS, RESULTS, ROOT, TableError, bench_rows, gpu_and_date, peer_rows, rates, read, same_shape
+
+sys.path.insert(0, str(ROOT / "docs"))
+import ideas as ideas_page  # noqa: E402
 
 WIDTH = 160  # of a note's lines
 TABLES = {}
@@ -200,23 +204,23 @@ def determinism(links, chapter):
 
 @table
 def ideas(links):
-    """h200_ideas_08.csv: by how many percent a kernel is faster than the same without an idea (docs/ideas.py)."""
-    name = "h200_ideas_08.csv"
+    """h200_ideas.csv: by how many percent a kernel is faster than the same without an idea (docs/ideas.py)."""
+    name = "h200_ideas.csv"
     if not (RESULTS / name).is_file():
         return f"*Not measured yet: there is no {name}.*\n"
     data, comments = read(name)
     speeds = {(r["step"], r["head_dim"], r["causal"], int(r["seq"])): float(r["tflops"]) for r in data}
     columns = sorted({(int(r["head_dim"]), r["causal"]) for r in data})
     lengths = sorted({int(r["seq"]) for r in data})
-    bases = {path.stem: f"{path.parent.name}/{path.stem}" for path in ROOT.glob("steps/08_*/*.cu")}
     rows = []
-    for step in dict.fromkeys(r["step"] for r in data if "_without_" in r["step"]):
-        folder, kernel = step.split("/")
-        idea, cells = folder.split("_without_")[1], []
+    for idea, (base, _) in ideas_page.ideas().items():
+        step, cells = f"30_without_{idea}/{base.split('/')[1]}", []
+        if not any(r["step"] == step for r in data):
+            raise TableError(f"docs/results/{name} has no row of {step}")
         for head_dim, causal in columns:
-            pairs = [(speeds.get((bases[kernel], str(head_dim), causal, n)), speeds.get((step, str(head_dim), causal, n))) for n in lengths]
+            pairs = [(speeds.get((base, str(head_dim), causal, n)), speeds.get((step, str(head_dim), causal, n))) for n in lengths]
             cells.append(" / ".join(f"{100 * (with_it / without - 1):+.1f}".replace("-", "−") if with_it and without else "–" for with_it, without in pairs))
-        rows.append([f"[{idea}](#{idea}) of `{kernel}`"] + cells)
+        rows.append([f"[{idea}](#{idea}) of `{base}`"] + cells)
     titles = ["%"] + [f"D {head_dim}, {'causal' if causal == '1' else 'full'}" for head_dim, causal in columns]
     return markdown(titles, rows, [(name, comments)], links)
 

@@ -71,7 +71,7 @@ class Measure(unittest.TestCase):
             self.assertEqual(self.out("h200_bench_07_backward.csv"), before)
 
     def test_refused_before_anything_is_measured(self):
-        for parts, said in ((("07_backward", "foo"), "no part 'foo'; there are 02_naive_gpu "), (("ideas_08",), "without 'rotation'")):
+        for parts, said in ((("07_backward", "foo"), "no part 'foo'; there are 02_naive_gpu "), (("ideas",), "without 'reference_that_stays'")):
             ran = self.measure(*parts)
             self.assertEqual((ran.returncode, ran.stdout, ran.stderr.count("\n")), (2, "", 1))
             self.assertIn(said, ran.stderr)
