@@ -65,7 +65,8 @@ class Bench {
     const bool table = options_.format.format == Format::table;
     if (table)
       std::cout << "GPU: " << gpu_.name() << ", measured: " << std::lround(rates_.fp32_flops / 1e11) / 10.0
-                << " TFLOP/s fp32, " << std::lround(rates_.bf16_flops / 1e12) << " bf16, "
+                << " TFLOP/s fp32, " << std::lround(rates_.bf16_flops / 1e12) << " bf16 ("
+                << std::lround(rates_.mma_sync_flops / 1e12) << " by mma.sync), "
                 << std::lround(rates_.e4m3_flops / 1e12) << " e4m3, copy " << std::lround(rates_.hbm_bytes / 1e9)
                 << " GB/s\n\n";
     std::string refusal;

@@ -107,14 +107,16 @@ Rates measure_rates(Device& gpu) {
   rates.fp32_flops = 2.0 * kFmasPerRound * kRounds * kThreads * blocks / (fma_ms * 1e-3);
 
   auto* nothing = static_cast<float*>(out.data());
-  if (gpu.sm() == 90) {
-    rates.bf16_flops = warpgroup_rate<__nv_bfloat16>(gpu, properties.multiProcessorCount, nothing);
-    rates.e4m3_flops = warpgroup_rate<__nv_fp8_e4m3>(gpu, properties.multiProcessorCount, nothing);
-  } else if (gpu.sm() >= 80) {
+  if (gpu.sm() >= 80) {
     constexpr int kWarps = 8;
     const double ms = median_ms(
         gpu, [&] { launch(warp_products, dim3(unsigned(blocks)), 32 * kWarps, 0, nullptr, kRounds, nothing); });
-    rates.bf16_flops = kWarpProductFlops * kProductsPerRound * kRounds * kWarps * blocks / (ms * 1e-3);
+    rates.mma_sync_flops = kWarpProductFlops * kProductsPerRound * kRounds * kWarps * blocks / (ms * 1e-3);
+    rates.bf16_flops = rates.mma_sync_flops;
+  }
+  if (gpu.sm() == 90) {
+    rates.bf16_flops = warpgroup_rate<__nv_bfloat16>(gpu, properties.multiProcessorCount, nothing);
+    rates.e4m3_flops = warpgroup_rate<__nv_fp8_e4m3>(gpu, properties.multiProcessorCount, nothing);
   }
 
   const size_t bytes = size_t(1) << 30;
