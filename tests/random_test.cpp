@@ -210,6 +210,27 @@ TEST_CASE("the command that is printed repeats the case to the last digit") {
   }
 }
 
+TEST_CASE("a forward pass is judged the same whether a backward pass is checked beside it or not") {
+  for (const char* prefix : {"05/register", "07/split_q", "08/fp8"}) {
+    const RegisteredStep& step = *select_steps({prefix}).front();
+    Problem p;
+    p.B = 1, p.Hq = p.Hkv = 1, p.Nq = 165, p.Nk = 11, p.D = 64, p.scale = default_scale(64);
+    p.dtype = step.info().dtypes.front(), p.seed = 1819363593;
+    const Target target = *target_for(step, DeviceKind::cpu, false);
+    const auto judged = [&](bool with_gradient) {
+      return verify(cpu_device(), target, step, Pass::forward, Question(p, with_gradient, 0, Values::outliers)).outputs;
+    };
+    const auto alone = judged(false), beside = judged(true);
+    INFO(step.id);
+    for (const char* output : {"O", "LSE"}) {
+      CHECK(alone.at(output).pass);
+      CHECK(beside.at(output).pass);
+      CHECK(alone.at(output).allowed == beside.at(output).allowed);
+      CHECK(alone.at(output).max_allowed == beside.at(output).max_allowed);
+    }
+  }
+}
+
 TEST_CASE("a fault of a step is found, however rare, and reported with its command") {
   // Right for all but one in some hundred cases: where a row of 33 or more keys is masked.
   static const Step& right = select_steps({"02/forward"}).front()->builds.at(Target::cpu);
