@@ -130,8 +130,12 @@ TEST_CASE("what lies behind a head's last key, a NaN or an infinity of the next 
 TEST_CASE("a key whose scores are all -inf has no weight and no gradient, and spoils no other, however few queries") {
   every_step([](const RegisteredStep& step, Pass pass, Target target) {
     // Past the end of a tile the queries are zeros, and 0 · ∞ = NaN. D 128 and long sequences have other tiles.
-    for (const auto& [Nq, D, causal] :
-         {std::tuple{1, 0, false}, {5, 0, true}, {35, 0, false}, {130, 0, false}, {130, 128, true}, {521, 128, false}}) {
+    for (const auto& [Nq, D, causal] : {std::tuple{1, 0, false},
+                                        {5, 0, true},
+                                        {35, 0, false},
+                                        {130, 0, false},
+                                        {130, 128, true},
+                                        {521, 128, false}}) {
       Problem p = problem(step, 1, 2, Nq, 37, D ? D : smallest_head_dim(step), causal);
       if (p.dtype == DType::e4m3 || why_unsupported(step, p, pass)) continue;  // e4m3 has no infinity
       INFO(step.id << ", " << describe(p));

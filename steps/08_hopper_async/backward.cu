@@ -160,17 +160,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
         P[i + 2] = exp2_fast(P[i + 2] * a.scale_log2 - lse.x), P[i + 3] = exp2_fast(P[i + 3] * a.scale_log2 - lse.y);
       }
       const Edge& edge = s.edge[n % 2];
-      // The mask is asked where some query of the tile does not see all of these 64 keys, and where the tile has queries
-      // past the end. Those have LSE = ∞, hence P = 0 already, unless K has an ∞: S = 0 · ∞ = NaN.
-      if (wg * 64 + 64 > edge.uncut) {
-        const int row = wg * 64 + warp * 16 + lane / 4;
-        const int from = row * edge.slope + edge.first - column, from8 = from + 8 * edge.slope;  // rows row, row + 8
-#pragma unroll
-        for (int i = 0; i < Br / 2; i++) {
-          const int c = i / 4 * 8 + (i & 1);
-          if (c < (i & 2 ? from8 : from) || c >= edge.end - column) P[i] = 0;
-        }
-      }
+      if (wg * 64 + 64 > edge.uncut) mask_weights(P, edge, wg * 64 + warp * 16 + lane / 4, column);
 #pragma unroll
       for (int i = 0; i < Br / 4; i++) P16[i / 4][i % 4] = pack<Element>(P[2 * i], P[2 * i + 1]);
 

@@ -90,8 +90,21 @@ __device__ __forceinline__ Edge edge_of(const Problem& p, int key0, int query0) 
   return {uncut, p.causal ? 1 : S::Br, first, end};
 }
 
-// How many key/value heads' work is done together, by measurement (see work_of): as many as have so much of Q, dO and dQ;
-// deterministic: enough that the blocks at work on one head, which wait for one another, are few.
+// Zeros in a thread's part of Pᵀ (keys `row` and row + 8, queries `column`, the next, and both again 8 further, …)
+// where the query does not see the key, or is past the end. The latter have LSE = ∞, hence P = 0 already, unless K has
+// an ∞: S = 0 · ∞ = NaN.
+template <int n>
+__device__ __forceinline__ void mask_weights(float (&P)[n], const Edge& edge, int row, int column) {
+  const int from = row * edge.slope + edge.first - column, from8 = from + 8 * edge.slope;  // of row, of row + 8
+#pragma unroll
+  for (int i = 0; i < n; i++) {
+    const int c = i / 4 * 8 + (i & 1);
+    if (c < (i & 2 ? from8 : from) || c >= edge.end - column) P[i] = 0;
+  }
+}
+
+// How many key/value heads' work is done together, by measurement (see work_of): as many as have so much of Q, dO and
+// dQ; deterministic: enough that the blocks at work on one head, which wait for one another, are few.
 template <class S>
 int heads_together(const Problem& p) {
   const size_t group = size_t(p.Hq) / size_t(p.Hkv), head_bytes = group * p.Nq * S::D * (2 + 2 + 4);
