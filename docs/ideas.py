@@ -56,16 +56,18 @@ def main():
     arguments = parser.parse_args()
     try:
         known = ideas()
-        if arguments.all and not arguments.idea:
+        if arguments.all and arguments.idea:
+            raise Fault("either one idea, or --all")
+        if arguments.all:
             wanted = {idea: ROOT / f"steps/30_without_{idea}" for idea in known}
         elif not arguments.idea:
             for idea, (step, _) in known.items():
                 print(f"{idea:22} of {step}")
             return 0
-        else:
-            if arguments.all or arguments.idea not in known:
-                raise Fault(f"there is no idea '{arguments.idea}'; there are {', '.join(known)}" if not arguments.all else "either one idea, or --all")
+        elif arguments.idea in known:
             wanted = {arguments.idea: arguments.folder}
+        else:
+            raise Fault(f"there is no idea '{arguments.idea}'; there are {', '.join(known)}")
         for folder in wanted.values():
             require_new(folder)
         texts = {idea: files(idea) for idea in wanted}

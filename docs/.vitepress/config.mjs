@@ -25,8 +25,8 @@ const slugify = (heading) => heading.trim().toLowerCase().replace(/[^\p{L}\p{N}_
 
 // ---- Markdown
 function withRegions(md) {
-  // A line <!-- excerpt … -->, <!-- see … --> or <!-- without … --> becomes a mark that the right pane follows. docs/book.py has found its
-  // region; marks and regions come in the same order.
+  // A line <!-- excerpt … -->, <!-- see … --> or <!-- without … --> becomes a mark that the right pane follows.
+  // docs/book.py has found its region; marks and regions come in the same order.
   const htmlBlock = md.renderer.rules.html_block
   md.renderer.rules.html_block = (tokens, i, options, env, self) => {
     const kind = tokens[i].content.match(/^\s*<!-- (excerpt|see|without) .*-->\s*$/)?.[1]

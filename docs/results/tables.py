@@ -187,19 +187,15 @@ def ratios(links, step, what):
 @table
 def determinism(links, chapter):
     """TFLOP/s of a chapter's backward pass as fast as it can and deterministic, by length, timed in the same call."""
-    files = [(name, *read(name)) for name in (f"h200_bench_{chapter}.csv", f"h200_bench_{chapter}_deterministic.csv")]
-    data = files[0][1]
-    lengths = sorted({int(r["seq"]) for r in data})
-    rows = []
-    for head_dim, causal in sorted({(int(r["head_dim"]), r["causal"]) for r in data}):
-        def tflops(rows_of_all, seq):
-            mine = [r for r in rows_of_all if (int(r["head_dim"]), r["causal"], int(r["seq"])) == (head_dim, causal, seq)]
-            return number(float(mine[0]["tflops"])) if mine else "–"
-
-        rows.append([f"D {head_dim}, {'causal' if causal == '1' else 'full'}"]
-                    + [f"{tflops(files[0][1], n)} / {tflops(files[1][1], n)}" for n in lengths])
+    names = [f"h200_bench_{chapter}.csv", f"h200_bench_{chapter}_deterministic.csv"]
+    files = [read(name) for name in names]
+    speeds = [{(int(r["head_dim"]), r["causal"], int(r["seq"])): number(float(r["tflops"])) for r in data} for data, _ in files]
+    lengths = sorted({seq for _, _, seq in speeds[0]})
+    rows = [[f"D {head_dim}, {'causal' if causal == '1' else 'full'}"]
+            + [" / ".join(one.get((head_dim, causal, n), "–") for one in speeds) for n in lengths]
+            for head_dim, causal in sorted({key[:2] for key in speeds[0]})]
     titles = ["TFLOP/s, as fast as it can / deterministic"] + [f"N {n:,}" for n in lengths]
-    return markdown(titles, rows, [(name, comments) for name, _, comments in files], links)
+    return markdown(titles, rows, [(name, comments) for name, (_, comments) in zip(names, files)], links)
 
 
 @table
@@ -298,8 +294,6 @@ def ladder(links, what, last="99", notes="full"):
 def paper_traffic(links):
     """HBM bytes and time, forward and backward, of chapter 02 against 05 + 06, and the ratio."""
     name = "h200_ncu_paper_shape.csv"
-    if not (RESULTS / name).is_file():
-        return f"*Not measured yet: there is no {name}.*\n"
     data, comments = read(name)
     totals = {}
     for r in data:
