@@ -159,8 +159,11 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared<S>& s) {
         P[i] = exp2_fast(P[i] * a.scale_log2 - lse.x), P[i + 1] = exp2_fast(P[i + 1] * a.scale_log2 - lse.y);
         P[i + 2] = exp2_fast(P[i + 2] * a.scale_log2 - lse.x), P[i + 3] = exp2_fast(P[i + 3] * a.scale_log2 - lse.y);
       }
-      const Edge& edge = s.edge[n % 2];
-      if (wg * 64 + 64 > edge.uncut) mask_weights(P, edge, wg * 64 + warp * 16 + lane / 4, column);
+      if (wg * 64 + 64 > s.edge[n % 2].uncut) {
+        const Edge edge = s.edge[n % 2];
+        mask_unseen(P, edge, a.p.causal ? 1 : Br, wg * 64 + warp * 16 + lane / 4, column);
+        if (edge.end < Br) mask_past_end(P, edge.end - column);
+      }
 #pragma unroll
       for (int i = 0; i < Br / 4; i++) P16[i / 4][i % 4] = pack<Element>(P[2 * i], P[2 * i + 1]);
 

@@ -76,9 +76,10 @@ __device__ __forceinline__ int next_tile(const Arguments& a, const Work& w, int 
 }
 
 // Where the causal diagonal, the last key and the last query cut a tile: its query c, 0 ≤ c < Br, sees the block's key
-// r, 0 ≤ r < 128, if r · slope + first ≤ c < end. Keys r < uncut are seen by all Br; none is, if some are past the end.
+// r, 0 ≤ r < 128, if r · slope + first ≤ c < end, the slope being 1 under a causal mask, else Br. Keys r < uncut are
+// seen by all Br queries; none is, if some of these are past the end.
 struct Edge {
-  int uncut, slope, first, end;
+  int uncut, first, end;
 };
 
 template <class S>
@@ -87,20 +88,26 @@ __device__ __forceinline__ Edge edge_of(const Problem& p, int key0, int query0) 
   const int first = p.causal ? key0 - p.Nk + p.Nq - query0 : (1 - keys) * S::Br;
   const int uncut = end < S::Br ? 0 : p.causal ? 1 - first : keys;
   // Not causal: r < keys has r · Br + first ≤ 0, and is seen by all; the other keys have Br at least, and by none.
-  return {uncut, p.causal ? 1 : S::Br, first, end};
+  return {uncut, first, end};
 }
 
 // Zeros in a thread's part of Pᵀ (keys `row` and row + 8, queries `column`, the next, and both again 8 further, …)
-// where the query does not see the key, or is past the end. The latter have LSE = ∞, hence P = 0 already, unless K has
-// an ∞: S = 0 · ∞ = NaN.
+// where the query does not see the key.
 template <int n>
-__device__ __forceinline__ void mask_weights(float (&P)[n], const Edge& edge, int row, int column) {
-  const int from = row * edge.slope + edge.first - column, from8 = from + 8 * edge.slope;  // of row, of row + 8
+__device__ __forceinline__ void mask_unseen(float (&P)[n], const Edge& edge, int slope, int row, int column) {
+  const int from = row * slope + edge.first - column, from8 = from + 8 * slope;  // of row, of row + 8
 #pragma unroll
-  for (int i = 0; i < n; i++) {
-    const int c = i / 4 * 8 + (i & 1);
-    if (c < (i & 2 ? from8 : from) || c >= edge.end - column) P[i] = 0;
-  }
+  for (int i = 0; i < n; i++)
+    if (i / 4 * 8 + (i & 1) < (i & 2 ? from8 : from)) P[i] = 0;
+}
+
+// The same where the query is past the end, which is counted from `column` here. LSE is ∞ there, hence P = 0 already,
+// unless K has an ∞: S = 0 · ∞ = NaN.
+template <int n>
+__device__ __forceinline__ void mask_past_end(float (&P)[n], int end) {
+#pragma unroll
+  for (int i = 0; i < n; i++)
+    if (i / 4 * 8 + (i & 1) >= end) P[i] = 0;
 }
 
 // How many key/value heads' work is done together, by measurement (see work_of): as many as have so much of Q, dO and
