@@ -168,8 +168,9 @@ for part in "${parts[@]}"; do
     done
     [ ! -e "$folder/random_failed" ] || { found=1; rm "$folder/random_failed"; }
     end ;;
-  soak) begin h200_long_$part.csv "tests/soak 5 02 03 04 05 06 07 08" "kernels,rounds,launches,minutes,differed,device_grew_mb,host_grew_mb,result"
-    "$(dirname "$flashsteps")/tests/soak" 5 02 03 04 05 06 07 08 > "$folder/soak.txt" 2>&1 || found=1
+  soak) minutes=${SOAK_MINUTES:-5}
+    begin h200_long_$part.csv "tests/soak $minutes 02 03 04 05 06 07 08" "kernels,rounds,launches,minutes,differed,device_grew_mb,host_grew_mb,result"
+    "$(dirname "$flashsteps")/tests/soak" $minutes 02 03 04 05 06 07 08 > "$folder/soak.txt" 2>&1 || found=1
     tail -1 "$folder/soak.txt" |
       sed -nE 's/^([0-9]+) kernels, ([0-9]+) rounds, ([0-9]+) launches in ([0-9.]+) minutes; results that differed: ([0-9]+); memory grew by ([-0-9.]+) MB on the device, ([-0-9.]+) MB on the host .*: (\w+)$/\1,\2,\3,\4,\5,\6,\7,\8/p' >> "$file.part"
     end ;;
