@@ -16,7 +16,7 @@ the page of the papers' claims, in claims.py:
     speed CHAPTER PASS   h200_bench_CHAPTER.csv: a row a length, every step of the chapter, and PyTorch at the same shape
     shapes CHAPTER PASS  h200_bench_CHAPTER.csv: a row a step and PyTorch kernel, for each head dim and mask; TFLOP/s by length
     determinism CHAPTER  h200_bench_CHAPTER.csv beside h200_bench_CHAPTER_deterministic.csv: TFLOP/s by length
-    ideas                h200_ideas.csv: what a kernel gains by each idea of docs/ideas.md
+    ideas [STEP]         h200_ideas.csv: what a kernel (this one) gains by each idea of docs/ideas.md
     quantising           h200_quantise_08_fp8.csv: µs by length
     accuracy             h200_accuracy_08_fp8.csv: the errors of flashsteps accuracy, and the paper's
     ratios STEP PASS     all h200_bench_*.csv: a step against PyTorch's kernels, geometric mean, least and most for each head dim

@@ -199,24 +199,28 @@ def determinism(links, chapter):
 
 
 @table
-def ideas(links):
-    """h200_ideas.csv: by how many percent a kernel is faster than the same without an idea (docs/ideas.py).
+def ideas(links, of=""):
+    """h200_ideas.csv: by how many percent a kernel (the step `of`; without it each) is faster than the same without an idea
+    (docs/ideas.py).
 
     Of the fast launches, ms_p10: from some launch on the clock may fall, and where it did is no matter of the idea."""
     name = "h200_ideas.csv"
     data, comments = read(name)
     ms = {(r["step"], r["head_dim"], r["causal"], int(r["seq"])): float(r["ms_p10"]) for r in data}
+    data = [r for r in data if not of or r["step"].endswith(of[of.find("/"):])]
     columns = sorted({(int(r["head_dim"]), r["causal"]) for r in data})
     lengths = sorted({int(r["seq"]) for r in data})
     rows = []
     for idea, (base, _) in ideas_page.ideas().items():
+        if of and base != of:
+            continue
         step, cells = f"30_without_{idea}/{base.split('/')[1]}", []
         if not any(r["step"] == step for r in data):
             raise TableError(f"docs/results/{name} has no row of {step}")
         for head_dim, causal in columns:
             pairs = [(ms.get((base, str(head_dim), causal, n)), ms.get((step, str(head_dim), causal, n))) for n in lengths]
             cells.append(" / ".join(f"{100 * (without / with_it - 1):+.1f}".replace("-", "−") if with_it and without else "–" for with_it, without in pairs))
-        rows.append([f"[{idea}](#{idea}) of `{base}`"] + cells)
+        rows.append([f"[{idea}](ideas.md#{idea})" if of else f"[{idea}](#{idea}) of `{base}`"] + cells)
     titles = ["%"] + [f"D {head_dim}, {'causal' if causal == '1' else 'full'}" for head_dim, causal in columns]
     return markdown(titles, rows, [(name, comments)], links)
 
