@@ -77,7 +77,7 @@ __device__ __forceinline__ int next_tile(const Arguments& a, const Work& w, int 
 
 // Where the causal diagonal, the last key and the last query cut a tile: its query c, 0 ≤ c < Br, sees the block's key
 // r, 0 ≤ r < 128, if r · slope + first ≤ c < end, the slope being 1 under a causal mask, else Br. Keys r < uncut are
-// seen by all Br queries; none is, if some of these are past the end.
+// seen by all Br queries; 0, if some of these are past the end.
 struct Edge {
   int uncut, first, end;
 };
