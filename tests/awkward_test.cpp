@@ -170,6 +170,22 @@ TEST_CASE("lengths far below a tile, and head dim 128 with 64 rows") {
   });
 }
 
+// The steps of chapter 08 choose their tiles by length, too.
+TEST_CASE("several tiles of those for long sequences") {
+  every_step([](const RegisteredStep& step, Pass pass, Target target) {
+    if (step.info().min_sm < 90) return;
+    for (const int D : {64, 128, 256})
+      for (const auto& [Nq, Nk] : {std::array{570, 130}, std::array{200, 2100}})
+        for (const bool causal : {false, true}) {
+          Problem p = problem(step, 1, 1, Nq, Nk, D, causal);
+          if (why_unsupported(step, p, pass)) continue;
+          INFO(step.id << ", " << describe(p));
+          const cli::Outcome outcome = cli::verify(cpu_device(), target, step, pass, cli::Question(p, true));
+          CHECK_MESSAGE(outcome.pass, outcome.fault);
+        }
+  });
+}
+
 TEST_CASE("causal, more queries than keys, inputs times 3, dO = 1: finite gradients, none from rows that see nothing") {
   every_step([](const RegisteredStep& step, Pass pass, Target target) {
     if (pass == Pass::forward) return;

@@ -108,6 +108,7 @@ TEST_CASE("cases: the same for a number, what the step supports, and all there s
       std::set<int> head_dims, lengths;
       std::set<Values> values;
       std::set<bool> causal, drops, grouped, empty;
+      int longest_queries = 0, longest_keys = 0;
       for (uint32_t i = 0; i < 400; i++) {
         const RandomCase drawn = random_case(step.info(), pass, 5, i, {}, {});
         const Problem& p = drawn.problem;
@@ -119,9 +120,12 @@ TEST_CASE("cases: the same for a number, what the step supports, and all there s
         CHECK(double(p.query_heads()) * std::max(1, p.Nq) * std::max(1, p.Nk) * p.D <= 3e6);
         head_dims.insert(p.D), lengths.insert(p.Nq), values.insert(drawn.values);
         causal.insert(p.causal), drops.insert(p.dropout > 0), grouped.insert(p.Hkv < p.Hq), empty.insert(p.Nk == 0);
+        longest_queries = std::max(longest_queries, p.Nq), longest_keys = std::max(longest_keys, p.Nk);
       }
       CHECK(head_dims.size() >= std::min<size_t>(8, step.info().head_dims.size()));
       CHECK(lengths.size() > 60);
+      CHECK(longest_queries > 1024);
+      CHECK(longest_keys > 2048);
       CHECK(values.size() == all_values().size());
       CHECK(causal.size() == 2);
       CHECK(empty.size() == 2);

@@ -24,6 +24,17 @@ int draw_length(Draws& draws) {
   return kind < 3 ? 0 : kind < 10 ? 1 : kind < 40 ? small : kind < 75 ? tile + off : any;
 }
 
+// Now and then a length past those from which on steps have other tiles (512, 1,024, 2,048 in chapter 08), beside as
+// many of the other as the work allows.
+void make_long(Problem& p, Draws& draws) {
+  const bool long_one = draws.chance(6), queries = draws.chance(50);
+  const int length = pick(draws, std::vector<int>{512, 512, 1024, 2048}) - 1 + draws.below(130),
+            other = draws.below(1000);
+  if (!long_one || p.Nq == 0 || p.Nk == 0) return;
+  const int most = std::clamp(int(kMostWork / length / p.D), 1, 160);
+  (queries ? p.Nq : p.Nk) = length, (queries ? p.Nk : p.Nq) = 1 + other % most;
+}
+
 // Of many head dims mostly those that the chapters have, and now and then any other.
 int draw_head_dim(Draws& draws, const std::vector<int>& dims) {
   const int usual = pick(draws, std::vector<int>{32, 64, 64, 128}), any = pick(draws, dims);
@@ -141,6 +152,7 @@ RandomCase random_case(const Step& step, Pass pass, uint64_t seed, uint32_t numb
   const Values values = draw_values(draws);
   p.scale = draw_scale(draws, p, given_values.value_or(values));
   const uint64_t case_seed = 1 + draws.word() / 2;
+  make_long(p, draws);
   make_cheap(p);
 
   if (given.kv_heads && !given.heads) {  // a multiple of those that were given
