@@ -27,12 +27,11 @@ int draw_length(Draws& draws) {
 // Now and then a length past those from which on steps have other tiles (512, 1,024, 2,048 in chapter 08), beside as
 // many of the other as the work allows.
 void make_long(Problem& p, Draws& draws) {
-  const bool long_one = draws.chance(6), queries = draws.chance(50);
-  const int length = pick(draws, std::vector<int>{512, 512, 1024, 2048}) - 1 + draws.below(130),
-            other = draws.below(1000);
-  if (!long_one || p.Nq == 0 || p.Nk == 0) return;
-  const int most = std::clamp(int(kMostWork / length / p.D), 1, 160);
-  (queries ? p.Nq : p.Nk) = length, (queries ? p.Nk : p.Nq) = 1 + other % most;
+  if (!draws.chance(6) || p.Nq == 0 || p.Nk == 0) return;
+  const int length = pick(draws, std::vector<int>{512, 512, 1024, 2048}) - 1 + draws.below(130);
+  const int other = 1 + draws.below(std::clamp(int(kMostWork / length / p.D), 1, 160));
+  const bool queries = draws.chance(50);
+  p.Nq = queries ? length : other, p.Nk = queries ? other : length;
 }
 
 // Of many head dims mostly those that the chapters have, and now and then any other.
