@@ -7,6 +7,7 @@ import re
 import subprocess
 import tempfile
 import unittest
+from unittest import mock
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/results/measure.sh")
 COLUMNS = "step,dtype,head_dim,causal,seq,batch,heads,pass,ms,ms_p10,ms_p90,tflops,bound_fraction,scratch_bytes"
@@ -32,7 +33,6 @@ class Measure(unittest.TestCase):
         self.folder = folder.name
         os.makedirs(os.path.join(self.folder, "tests"))
         self.write("nvidia-smi", "#!/bin/sh\necho 'NVIDIA H200, 580'\necho 'NVIDIA H200, 580'\n")
-        self.write("tests/soak", f"#!/bin/sh\necho begun\necho '{SOAKED.format(0, 'ok')}'\n")
 
     def write(self, name, text):
         with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
@@ -92,7 +92,14 @@ class Measure(unittest.TestCase):
                                                                 "08_hopper_async/backward,,,,did not run"])
 
     def test_soak(self):
+        self.write("tests/soak", f"#!/bin/sh\necho \"$@\" >> {self.folder}/soaks\necho begun\necho '{SOAKED.format(0, 'ok')}'\n")
         self.assertEqual(self.measure("soak").returncode, 0)
+        self.assertIn("which runs tests/soak 5 02 03", self.out("h200_long_soak.csv")[0])
+        with mock.patch.dict(os.environ, SOAK_MINUTES="0.5"):
+            self.assertEqual(self.measure("soak").returncode, 0)
+        self.assertIn("which runs tests/soak 0.5 02 03", self.out("h200_long_soak.csv")[0])
+        with open(os.path.join(self.folder, "soaks"), encoding="utf-8") as soaks:
+            self.assertEqual([line.split()[0] for line in soaks], ["5", "0.5"])
         self.assertEqual(self.out("h200_long_soak.csv")[2:], ["30,188,225600,5.03,0,0.00,-0.1,ok"])
         self.write("tests/soak", f"#!/bin/sh\necho '{SOAKED.format(2, 'FAILED')}'\nexit 1\n")
         self.assertEqual(self.measure("soak").returncode, 1)
