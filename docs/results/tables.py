@@ -207,7 +207,7 @@ def ideas(links, of=""):
     name = "h200_ideas.csv"
     data, comments = read(name)
     ms = {(r["step"], r["head_dim"], r["causal"], int(r["seq"])): float(r["ms_p10"]) for r in data}
-    data = [r for r in data if not of or r["step"].endswith(of[of.find("/"):])]
+    data = [r for r in data if r["step"].endswith(of.split("/")[-1])]
     columns = sorted({(int(r["head_dim"]), r["causal"]) for r in data})
     lengths = sorted({int(r["seq"]) for r in data})
     rows = []
@@ -221,6 +221,8 @@ def ideas(links, of=""):
             pairs = [(ms.get((base, str(head_dim), causal, n)), ms.get((step, str(head_dim), causal, n))) for n in lengths]
             cells.append(" / ".join(f"{100 * (without / with_it - 1):+.1f}".replace("-", "−") if with_it and without else "–" for with_it, without in pairs))
         rows.append([f"[{idea}](ideas.md#{idea})" if of else f"[{idea}](#{idea}) of `{base}`"] + cells)
+    if not rows:
+        raise TableError(f"docs/ideas.md takes nothing out of {of}")
     titles = ["%"] + [f"D {head_dim}, {'causal' if causal == '1' else 'full'}" for head_dim, causal in columns]
     return markdown(titles, rows, [(name, comments)], links)
 
