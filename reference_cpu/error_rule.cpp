@@ -1,3 +1,4 @@
+#include "harness/round.h"
 #include "reference_cpu/error_rule.h"
 
 #include <algorithm>
@@ -11,7 +12,6 @@
 #include "harness/interrupt.h"
 #include "reference_cpu/dropout.h"
 #include "reference_cpu/parallel.h"
-#include "reference_cpu/round.h"
 
 namespace flash::reference {
 namespace {

@@ -11,6 +11,7 @@
 #include "cli/verify.h"
 #include "harness/inputs.h"
 #include "harness/registry.h"
+#include "harness/round.h"
 #include "harness/runner.h"
 #include "reference_cpu/dropout.h"
 #include "simt/executor.h"
@@ -43,7 +44,7 @@ int smallest_head_dim(const RegisteredStep& step) {
 // oracle.
 HostTensors answer(const RegisteredStep& step, Target target, Pass pass, const Problem& p, HostTensors inputs) {
   for (auto* x : {&inputs.Q, &inputs.K, &inputs.V, &inputs.dO})
-    for (double& v : *x) v = round_to(p.dtype, v);
+    for (double& v : *x) v = rounded_to(p.dtype, v);
   if (pass == Pass::backward && !forward_of(step)) {
     const reference::Oracle oracle(p, {inputs.Q, inputs.K, inputs.V, inputs.dO});
     inputs.O = oracle.O(), inputs.LSE = oracle.LSE();
@@ -100,7 +101,7 @@ TEST_CASE("large values whose scores fit fp32: one key gives V, whatever it is")
         HostTensors t;
         t.Q.assign(size_t(D), large), t.K = t.V = t.Q;
         const HostTensors made = answer(step, target, pass, p, t);
-        CHECK(made.O == std::vector<double>(size_t(D), round_to(dtype, large)));
+        CHECK(made.O == std::vector<double>(size_t(D), rounded_to(dtype, large)));
         CHECK(made.LSE[0] == doctest::Approx(large * large * D).epsilon(0.01));
       }
     }

@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "harness/error.h"
+#include "harness/round.h"
 #include "random_inputs.h"
 #include "reference_cpu/error_rule.h"
-#include "reference_cpu/round.h"
 
 namespace flash::reference {
 namespace {

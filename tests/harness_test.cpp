@@ -12,6 +12,7 @@
 #include "harness/inputs.h"
 #include "harness/problem.h"
 #include "harness/registry.h"
+#include "harness/round.h"
 #include "harness/runner.h"
 #include "message_of.h"
 
@@ -153,7 +154,7 @@ TEST_CASE("16- and 8-bit values: every bit pattern decodes by the format's defin
         if (!infinite) continue;
       } else {
         wrong += value != float_of_bits(bits, f.exponent_bits, f.mantissa_bits);
-        wrong += round_to(f.type, value) != value;
+        wrong += rounded_to(f.type, value) != value;
       }
       wrong += encode(f.type, {value}) != bytes;
     }
@@ -177,17 +178,17 @@ TEST_CASE("rounding takes the nearest neighbour, the even one of two, and overfl
       REQUIRE(above != grid.end());
       const double low = above[-1], high = *above;
       const bool up = a - low > high - a || (a - low == high - a && (above - grid.begin()) % 2 == 0);
-      CHECK(round_to(type, std::copysign(a, x)) == std::copysign(up ? high : low, x));
+      CHECK(rounded_to(type, std::copysign(a, x)) == std::copysign(up ? high : low, x));
     }
     const double tie = (grid[100] + grid[101]) / 2;  // a tie goes to the even pattern
-    CHECK(round_to(type, tie) == grid[100]);
-    CHECK(round_to(type, (grid[101] + grid[102]) / 2) == grid[102]);
-    CHECK(std::isnan(round_to(type, NAN)));
+    CHECK(rounded_to(type, tie) == grid[100]);
+    CHECK(rounded_to(type, (grid[101] + grid[102]) / 2) == grid[102]);
+    CHECK(std::isnan(rounded_to(type, NAN)));
   }
-  CHECK(round_to(DType::fp16, 65519.0) == 65504.0);
-  CHECK(std::isinf(round_to(DType::fp16, 65520.0)));
-  CHECK(round_to(DType::e4m3, 1e9) == 448.0);
-  CHECK(round_to(DType::e4m3, -INFINITY) == -448.0);
+  CHECK(rounded_to(DType::fp16, 65519.0) == 65504.0);
+  CHECK(std::isinf(rounded_to(DType::fp16, 65520.0)));
+  CHECK(rounded_to(DType::e4m3, 1e9) == 448.0);
+  CHECK(rounded_to(DType::e4m3, -INFINITY) == -448.0);
 }
 
 TEST_CASE("inputs: mean 0, variance 1, the same on every machine, and other for another seed or tensor") {

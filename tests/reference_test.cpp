@@ -9,10 +9,10 @@
 
 #include "golden.h"
 #include "harness/error.h"
+#include "harness/round.h"
 #include "random_inputs.h"
 #include "reference_cpu/attention.h"
 #include "reference_cpu/dropout.h"
-#include "reference_cpu/round.h"
 
 namespace flash::reference {
 namespace {

@@ -11,6 +11,7 @@
 #include "golden.h"
 #include "harness/inputs.h"
 #include "harness/registry.h"
+#include "harness/round.h"
 #include "simt/executor.h"
 
 TEST_SUITE_BEGIN("steps");
@@ -215,7 +216,7 @@ TEST_CASE("a single token: O = V, dQ = dK = 0, dV = dO") {
       });
       HostTensors t = inputs;
       for (auto* x : {&t.Q, &t.K, &t.V})
-        for (double& v : *x) v = round_to(input_dtype(p), v);
+        for (double& v : *x) v = rounded_to(input_dtype(p), v);
       expect_right_on(step, pass, p, t);
     }
   });
@@ -231,7 +232,7 @@ TEST_CASE("scores that differ widely between neighbours, and rows of every width
       for (double& v : t.Q) v = 1;
       for (size_t i = 0; i < t.K.size(); i++)  // key j scores about −(j · 37 mod 101), up or down by 100 from the last
         t.K[i] = -double(i / size_t(D) * 37 % 101) / (D * p.scale);
-      for (double& v : t.K) v = round_to(input_dtype(p), v);
+      for (double& v : t.K) v = rounded_to(input_dtype(p), v);
       expect_right_on(step, pass, p, t);
     }
   });

@@ -10,6 +10,7 @@
 #include "cli/verify.h"
 #include "harness/inputs.h"
 #include "harness/interrupt.h"
+#include "harness/round.h"
 #include "harness/runner.h"
 #include "reference_cpu/attention.h"
 
@@ -31,7 +32,7 @@ std::vector<double> numbers_with_outliers(size_t count, uint64_t seed, uint32_t 
   Draws draws(seed, tensor, 3);
   for (size_t i = 0; i < count; i++) {
     throw_if_interrupted_at(i);
-    x[i] = round_to(type, x[i] + (draws.below(1000) == 0 ? 10 * more[i] : 0));
+    x[i] = rounded_to(type, x[i] + (draws.below(1000) == 0 ? 10 * more[i] : 0));
   }
   return x;
 }

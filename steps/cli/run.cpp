@@ -8,8 +8,8 @@
 #include "cli/npy.h"
 #include "cli/options.h"
 #include "cli/verify.h"
-#include "harness/inputs.h"
 #include "harness/interrupt.h"
+#include "harness/round.h"
 #include "harness/runner.h"
 
 namespace flash::cli {
@@ -117,7 +117,7 @@ int run(const RunOptions& o) {
     std::vector<double> values = read_npy(path).values;
     for (size_t i = 0; i < values.size(); i++) {
       throw_if_interrupted_at(i);
-      values[i] = round_to(input_dtype(p), values[i]);
+      values[i] = rounded_to(input_dtype(p), values[i]);
     }
     return values;
   };

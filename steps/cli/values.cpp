@@ -8,6 +8,7 @@
 #include "harness/error.h"
 #include "harness/inputs.h"
 #include "harness/interrupt.h"
+#include "harness/round.h"
 
 namespace flash::cli {
 namespace {
@@ -44,10 +45,10 @@ void change(std::vector<double>& x, DType type, uint64_t seed, uint32_t number, 
       x[i] = f(x[i]);
     }
   };
-  const auto scale = [&](double gain) { each([&](double v) { return round_to(type, v * gain); }); };
+  const auto scale = [&](double gain) { each([&](double v) { return rounded_to(type, v * gain); }); };
   switch (values) {
     case Values::outliers:
-      each([&](double v) { return draws.below(64) == 0 ? round_to(type, v * 16) : v; });
+      each([&](double v) { return draws.below(64) == 0 ? rounded_to(type, v * 16) : v; });
       break;
     case Values::huge:
       // In fp16 dP = dO · V, and so dS, must stay below 65,504: there dO is as small as the rest is large.
@@ -88,7 +89,7 @@ void plant(HostTensors& t, const Problem& p, uint64_t seed, Values values) {
     double& place = x[size_t(draws.long_word() % x.size())];
     place = values == Values::nan ? std::numeric_limits<double>::quiet_NaN()
                                   : std::copysign(std::numeric_limits<double>::infinity(), draws.chance(50) ? 1 : -1);
-    place = round_to(input_dtype(p), place);
+    place = rounded_to(input_dtype(p), place);
   }
 }
 

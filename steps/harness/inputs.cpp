@@ -1,38 +1,20 @@
 #include "harness/inputs.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <thread>
 
 #include "harness/interrupt.h"
+#include "harness/round.h"
 
 namespace flash {
 namespace {
 
-// A binary floating-point format, as far as rounding to it goes.
-struct Format {
-  int mantissa_bits;      // stored ones
-  int smallest_exponent;  // of a normal number
-  double largest;         // finite value
-  bool saturates;         // what is too large becomes `largest`, not ∞
-};
-constexpr Format kHalf{10, -14, 65504.0, false};
-constexpr Format kBf16{7, -126, 3.3895313892515355e38, false};
-constexpr Format kE4m3{3, -6, 448.0, true};
-
-// To the nearest multiple of the spacing at x, ties to even. Every step but the rounding is exact in double.
-double round_to_format(const Format& f, double x) {
-  if (std::isnan(x) || (std::isinf(x) && !f.saturates)) return x;
-  if (std::isinf(x)) return std::copysign(f.largest, x);
-  int exponent = 0;
-  std::frexp(x, &exponent);  // |x| in [2^(exponent-1), 2^exponent)
-  const int spacing = std::max(exponent - 1, f.smallest_exponent) - f.mantissa_bits;
-  const double rounded = std::ldexp(std::nearbyint(std::ldexp(x, -spacing)), spacing);
-  if (std::fabs(rounded) <= f.largest) return rounded;
-  return std::copysign(f.saturates ? f.largest : std::numeric_limits<double>::infinity(), x);
-}
+// 2^exponent, where that is a normal double.
+double power_of_two(int exponent) { return std::bit_cast<double>(uint64_t(exponent + 1023) << 52); }
 
 // The bits of a value that is representable in a 16- or 8-bit format with `exponent_bits` and `mantissa_bits`.
 uint32_t pack(double x, int exponent_bits, int mantissa_bits, int smallest_exponent) {
@@ -40,12 +22,9 @@ uint32_t pack(double x, int exponent_bits, int mantissa_bits, int smallest_expon
   const uint32_t top = ((1u << exponent_bits) - 1) << mantissa_bits;
   if (std::isnan(x)) return sign | top | ((1u << mantissa_bits) - 1);
   if (std::isinf(x)) return sign | top;
-  if (x == 0) return sign;
-  int exponent = 0;
-  std::frexp(x, &exponent);
-  exponent = std::max(exponent - 1, smallest_exponent);
+  const int exponent = std::max(int(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff) - 1023, smallest_exponent);
   // A subnormal has no leading one: its scaled value stays below 2^mantissa_bits and the exponent field is 0.
-  const auto scaled = uint32_t(std::ldexp(std::fabs(x), mantissa_bits - exponent));
+  const auto scaled = uint32_t(std::fabs(x) * power_of_two(mantissa_bits - exponent));
   return sign | (uint32_t(exponent - smallest_exponent) * (1u << mantissa_bits) + scaled);
 }
 
@@ -58,17 +37,17 @@ double unpack(uint32_t bits, int exponent_bits, int mantissa_bits, int smallest_
     return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
   if (top && mantissa == (1u << mantissa_bits) - 1) return std::numeric_limits<double>::quiet_NaN();  // e4m3
   const uint32_t whole = exponent ? mantissa + (1u << mantissa_bits) : mantissa;
-  return sign * std::ldexp(double(whole), int(std::max(exponent, 1u)) - 1 + smallest_exponent - mantissa_bits);
+  return sign * whole * power_of_two(int(std::max(exponent, 1u)) - 1 + smallest_exponent - mantissa_bits);
 }
 
 uint32_t bits_from(DType type, double x) {
   switch (type) {
     case DType::fp16:
-      return pack(round_to(type, x), 5, 10, -14);
+      return pack(rounded_to(type, x), 5, 10, -14);
     case DType::bf16:
-      return pack(round_to(type, x), 8, 7, -126);
+      return pack(rounded_to(type, x), 8, 7, -126);
     default:
-      return pack(round_to(type, x), 4, 3, -6);
+      return pack(rounded_to(type, x), 4, 3, -6);
   }
 }
 
@@ -126,22 +105,6 @@ uint64_t mixed(uint64_t x) {
 }
 
 }  // namespace
-
-double round_to(DType type, double x) {
-  switch (type) {
-    case DType::fp64:
-      return x;
-    case DType::fp32:
-      return double(float(x));
-    case DType::fp16:
-      return round_to_format(kHalf, x);
-    case DType::bf16:
-      return round_to_format(kBf16, x);
-    case DType::e4m3:
-      return round_to_format(kE4m3, x);
-  }
-  return x;
-}
 
 std::vector<std::byte> encode(DType type, const std::vector<double>& values) {
   std::vector<std::byte> bytes;
@@ -201,7 +164,7 @@ std::vector<double> normal_numbers(size_t count, uint64_t seed, uint32_t tensor,
         const uint64_t word = mixed(stream + i * 4 + draw);
         sum += int64_t(word & 0x1fffff) + int64_t(word >> 21 & 0x1fffff) + int64_t(word >> 42 & 0x1fffff);
       }
-      numbers[i] = round_to(type, double(sum) * kUnit - 6.0);
+      numbers[i] = rounded_to(type, double(sum) * kUnit - 6.0);
     }
   });
   return numbers;

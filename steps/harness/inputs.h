@@ -8,9 +8,6 @@
 
 namespace flash {
 
-// The nearest value of the type (ties to even; e4m3 saturates at ±448).
-double round_to(DType type, double x);
-
 // Bytes of the type for upload, and back.
 std::vector<std::byte> encode(DType type, const std::vector<double>& values);
 std::vector<double> decode(DType type, const std::vector<std::byte>& bytes);

@@ -5,7 +5,7 @@
 namespace flash {
 
 // Row-major tensors in the layout of Problem, widened to double; empty where not there. Inputs must be representable in
-// the problem's input_dtype (see round_to in harness/inputs.h), so that a step and the oracle see the same numbers.
+// the problem's input_dtype (see rounded_to in harness/round.h), so that a step and the oracle see the same numbers.
 struct HostTensors {
   std::vector<double> Q{}, K{}, V{};     // inputs of both passes
   std::vector<double> dO{};              // input of a backward pass

@@ -1,4 +1,4 @@
-// Rounding to the narrow floating-point types, for the same-precision baseline.
+// Rounding to the narrow floating-point types, as a step's inputs and what the baseline stores are rounded.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -8,11 +8,11 @@
 
 #include "harness/problem.h"
 
-namespace flash::reference {
+namespace flash {
 
 // What rounding needs to know of a floating-point type.
 struct FloatFormat {
-  int significant_bits;  // with the leading one
+  double spacing_at_1;  // between its numbers from 1 to 2
   double smallest_normal;
   double largest;
   bool saturates;  // what is too large becomes the largest number rather than ∞
@@ -21,20 +21,20 @@ struct FloatFormat {
 inline FloatFormat format_of(DType type) {
   switch (type) {
     case DType::e4m3:
-      return {4, 0x1p-6, 448.0, true};
+      return {0x1p-3, 0x1p-6, 448.0, true};
     case DType::fp16:
-      return {11, 0x1p-14, 65504.0, false};
+      return {0x1p-10, 0x1p-14, 65504.0, false};
     case DType::bf16:
-      return {8, 0x1p-126, 0x1.FEp127, false};
+      return {0x1p-7, 0x1p-126, 0x1.FEp127, false};
     case DType::fp32:
-      return {24, 0x1p-126, std::numeric_limits<float>::max(), false};
+      return {0x1p-23, 0x1p-126, std::numeric_limits<float>::max(), false};
     case DType::fp64:
       break;
   }
-  return {53, std::numeric_limits<double>::min(), std::numeric_limits<double>::max(), false};
+  return {0x1p-52, std::numeric_limits<double>::min(), std::numeric_limits<double>::max(), false};
 }
 
-// The value of the type that is nearest to x, ties to the even one.
+// The value of the type that is nearest to x, ties to the even one; e4m3 saturates at ±448.
 inline double rounded_to(DType type, double x) {
   if (type == DType::fp64 || std::isnan(x)) return x;
   const FloatFormat format = format_of(type);
@@ -44,10 +44,10 @@ inline double rounded_to(DType type, double x) {
   // The type's values around x are `spacing` apart: a power of two, taken from x's exponent bits. Between 2⁵² and 2⁵³
   // spacings a double holds whole spacings only, so going there and back rounds, in the way of the processor.
   const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7FF0'0000'0000'0000);
-  const double spacing = std::max(power, format.smallest_normal) * std::ldexp(1.0, 1 - format.significant_bits);
+  const double spacing = std::max(power, format.smallest_normal) * format.spacing_at_1;
   const double far = spacing * 0x1.8p52;
   const double nearest = (x + far) - far;
   return std::abs(nearest) > format.largest ? std::copysign(too_large, x) : std::copysign(nearest, x);
 }
 
-}  // namespace flash::reference
+}  // namespace flash
