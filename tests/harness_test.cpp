@@ -156,7 +156,7 @@ TEST_CASE("16- and 8-bit values: every bit pattern decodes by the format's defin
         wrong += value != float_of_bits(bits, f.exponent_bits, f.mantissa_bits);
         wrong += rounded_to(f.type, value) != value;
       }
-      wrong += encode(f.type, {value}) != bytes;
+      wrong += encode(f.type, std::vector{value}) != bytes;
     }
     CHECK_MESSAGE(wrong == 0, name_of(f.type));
   }
@@ -263,6 +263,16 @@ TEST_CASE("a right step passes; one wrong element, one unwritten, a wrong LSE, a
   });
   CHECK(!overrun.pass);
   CHECK(contains(overrun.fault, "of O"));
+}
+
+TEST_CASE("a long tensor arrives whole and comes back whole") {
+  const RegisteredStep step{
+      "99_test/step",
+      {{Target::host, host_step([](const Problem& p, const Tensors& t, Stream) { copy_q_to_o(p, t); })}}};
+  Problem p = small();
+  p.Nq = 300'001, p.Hkv = 1, p.Nk = 0;
+  const HostTensors tensors = random_tensors(p, 1);
+  CHECK(run_step(cpu_device(), Target::host, step, Pass::forward, p, tensors).tensors.O == tensors.Q);
 }
 
 TEST_CASE("a workspace that was not asked for cannot be used, and a tensor of the wrong size is refused") {

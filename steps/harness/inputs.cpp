@@ -90,7 +90,7 @@ void each_as(std::vector<std::byte>& bytes, size_t count, F f) {
 }
 
 template <class T>
-T at(const std::vector<std::byte>& bytes, size_t i) {
+T at(std::span<const std::byte> bytes, size_t i) {
   T value;
   std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
   return value;
@@ -106,7 +106,7 @@ uint64_t mixed(uint64_t x) {
 
 }  // namespace
 
-std::vector<std::byte> encode(DType type, const std::vector<double>& values) {
+std::vector<std::byte> encode(DType type, std::span<const double> values) {
   std::vector<std::byte> bytes;
   const size_t n = values.size();
   switch (bytes_of(type)) {
@@ -126,7 +126,7 @@ std::vector<std::byte> encode(DType type, const std::vector<double>& values) {
   return bytes;
 }
 
-std::vector<double> decode(DType type, const std::vector<std::byte>& bytes) {
+std::vector<double> decode(DType type, std::span<const std::byte> bytes) {
   std::vector<double> values;
   resize_in_pieces(values, bytes.size() / bytes_of(type));
   in_parts(values.size(), [&](size_t begin, size_t end) {

@@ -1,6 +1,7 @@
 // The project's own numbers: the same seed gives the same inputs on every machine and with every standard library.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "harness/problem.h"
@@ -9,8 +10,8 @@
 namespace flash {
 
 // Bytes of the type for upload, and back.
-std::vector<std::byte> encode(DType type, const std::vector<double>& values);
-std::vector<double> decode(DType type, const std::vector<std::byte>& bytes);
+std::vector<std::byte> encode(DType type, std::span<const double> values);
+std::vector<double> decode(DType type, std::span<const std::byte> bytes);
 
 // `count` numbers that are normal to the eye of a test (the sum of 12 uniform ones: mean 0, variance 1, within ±6),
 // rounded to the type. `tensor` tells apart the arrays of one seed.

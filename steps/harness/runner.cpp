@@ -8,6 +8,9 @@
 namespace flash {
 namespace {
 
+// How much of an array is in its device format on the host: work for all its cores, and little memory.
+constexpr size_t kElementsInTransit = 1 << 21;
+
 std::vector<Workspace> workspace_of(const Step& step, const Problem& problem) {
   return step.workspace ? step.workspace(problem) : std::vector<Workspace>{};
 }
@@ -111,8 +114,12 @@ void* PreparedStep::input(const std::string& name, DType type, size_t elements, 
     throw Error(name + ": has " + std::to_string(values.size()) + " elements, the problem needs " +
                 std::to_string(elements));
   const Buffer& buffer = buffers_.emplace_back(device_, name, elements * bytes_of(type));
-  const std::vector<std::byte> bytes = encode(type, values);
-  device_.upload(buffer.data(), bytes.data(), bytes.size());
+  const std::span all(values);
+  for (size_t begin = 0; begin < elements; begin += kElementsInTransit) {
+    const std::vector<std::byte> bytes =
+        encode(type, all.subspan(begin, std::min(kElementsInTransit, elements - begin)));
+    device_.upload(static_cast<std::byte*>(buffer.data()) + begin * bytes_of(type), bytes.data(), bytes.size());
+  }
   return buffer.data();
 }
 
@@ -163,10 +170,16 @@ void PreparedStep::check_guards() const {
 HostTensors PreparedStep::finish() const {
   check_guards();
   const auto fetch = [&](const void* from, DType type, size_t elements) {
-    std::vector<std::byte> bytes;
-    resize_in_pieces(bytes, elements * bytes_of(type));
-    device_.download(bytes.data(), from, bytes.size());
-    return decode(type, bytes);
+    std::vector<double> values;
+    values.reserve(elements);
+    while (values.size() < elements) {
+      std::vector<std::byte> bytes(std::min(kElementsInTransit, elements - values.size()) * bytes_of(type));
+      device_.download(bytes.data(), static_cast<const std::byte*>(from) + values.size() * bytes_of(type),
+                       bytes.size());
+      const std::vector<double> piece = decode(type, bytes);
+      values.insert(values.end(), piece.begin(), piece.end());
+    }
+    return values;
   };
   const Problem& p = problem_;
   HostTensors results;
