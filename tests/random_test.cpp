@@ -80,6 +80,14 @@ TEST_CASE("values are the same on every machine") {
   CHECK(inf.Q[1720] == INFINITY);
   CHECK(nan.K == normal.K);
   CHECK(nan.V == normal.V);
+
+  for (const Values values : all_values()) {  // of a NaN, the bits
+    const HostTensors whole = with(values), without = tensors_of(p, 12345, values, false);
+    CHECK(encode(DType::fp64, without.Q) == encode(DType::fp64, whole.Q));
+    CHECK(encode(DType::fp64, without.K) == encode(DType::fp64, whole.K));
+    CHECK(encode(DType::fp64, without.V) == encode(DType::fp64, whole.V));
+    CHECK(without.dO.empty());
+  }
 }
 
 TEST_CASE("values are representable in every type, and of their kind") {

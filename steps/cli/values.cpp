@@ -123,8 +123,8 @@ bool are_finite(Values values) { return values != Values::nan && values != Value
 
 double huge_gain(DType type) { return type == DType::fp16 ? 0x1p10 : 0x1p32; }
 
-HostTensors tensors_of(const Problem& p, uint64_t seed, Values values) {
-  HostTensors t = random_tensors(p, seed);
+HostTensors tensors_of(const Problem& p, uint64_t seed, Values values, bool with_gradient) {
+  HostTensors t = random_tensors(p, seed, with_gradient);
   std::vector<double>* tensors[] = {&t.Q, &t.K, &t.V, &t.dO};
   for (uint32_t i = 0; i < 4; i++) change(*tensors[i], input_dtype(p), seed, i + 1, values);
   if (!are_finite(values)) plant(t, p, seed, values);

@@ -29,7 +29,8 @@ bool are_finite(Values values);
 // What Values::huge multiplies normal numbers by.
 double huge_gain(DType type);
 
-// Q, K, V and dO for a problem, rounded to its input_dtype; a function of nothing but the arguments.
-HostTensors tensors_of(const Problem& problem, uint64_t seed, Values values);
+// Q, K, V and, where asked for, dO for a problem, rounded to its input_dtype; a function of nothing but the arguments,
+// and Q, K and V the same with dO and without.
+HostTensors tensors_of(const Problem& problem, uint64_t seed, Values values, bool with_gradient = true);
 
 }  // namespace flash::cli

@@ -28,13 +28,12 @@ void require_host_memory(const std::string& what, double bytes, const std::strin
 Question::Question(const Problem& problem, bool with_gradient, int sample_rows, Values values, int threads)
     : problem_(problem), values_(values) {
   require_memory_for_answers(problem, sample_rows == 0, threads);
-  inputs_ = std::make_shared<HostTensors>(tensors_of(problem, problem.seed, values));
   // The oracle draws other baselines where there is a gradient: they must not depend on what else is checked.
   const bool has_gradient = std::any_of(all_steps().begin(), all_steps().end(), [&](const RegisteredStep& step) {
     const auto& types = step.info().dtypes;
     return step.has(Pass::backward) && std::count(types.begin(), types.end(), problem.dtype);
   });
-  if (!with_gradient || !has_gradient) inputs_->dO.clear();
+  inputs_ = std::make_shared<HostTensors>(tensors_of(problem, problem.seed, values, with_gradient && has_gradient));
   reference::Selection selection;
   if (sample_rows > 0) selection = reference::sample(problem, sample_rows, 1, problem.seed);
   everything_ = selection.everything;

@@ -170,13 +170,13 @@ std::vector<double> normal_numbers(size_t count, uint64_t seed, uint32_t tensor,
   return numbers;
 }
 
-HostTensors random_tensors(const Problem& p, uint64_t seed) {
+HostTensors random_tensors(const Problem& p, uint64_t seed, bool with_gradient) {
   HostTensors t;
   const DType type = input_dtype(p);
   t.Q = normal_numbers(p.q_elements(), seed, 1, type);
   t.K = normal_numbers(p.kv_elements(), seed, 2, type);
   t.V = normal_numbers(p.kv_elements(), seed, 3, type);
-  t.dO = normal_numbers(p.q_elements(), seed, 4, type);
+  if (with_gradient) t.dO = normal_numbers(p.q_elements(), seed, 4, type);
   return t;
 }
 

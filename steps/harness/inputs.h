@@ -17,7 +17,7 @@ std::vector<double> decode(DType type, std::span<const std::byte> bytes);
 // rounded to the type. `tensor` tells apart the arrays of one seed.
 std::vector<double> normal_numbers(size_t count, uint64_t seed, uint32_t tensor, DType type);
 
-// Q, K, V and dO for a problem, normal, rounded to its input_dtype.
-HostTensors random_tensors(const Problem& problem, uint64_t seed);
+// Q, K, V and, where asked for, dO for a problem, normal, rounded to its input_dtype.
+HostTensors random_tensors(const Problem& problem, uint64_t seed, bool with_gradient = true);
 
 }  // namespace flash
