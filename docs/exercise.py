@@ -60,12 +60,12 @@ def require_new(folder):
 def write_copy(folder, texts):
     """Makes a folder of steps/: these files (path in the repository → text), and what their chapter has beside them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path, text in texts.items():
-        (folder / Path(path).name).write_text(text, encoding="utf-8")
+    for path in texts:
         for pattern in ("*.h", "closed_forms.cpp"):
             for other in (ROOT / path).parent.glob(pattern):
-                if not (folder / other.name).exists():
-                    shutil.copy(other, folder)
+                shutil.copy(other, folder)
+    for path, text in texts.items():
+        (folder / Path(path).name).write_text(text, encoding="utf-8")
 
 
 def change(texts, path, region, code):

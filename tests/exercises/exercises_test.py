@@ -81,6 +81,13 @@ class ExercisesTest(unittest.TestCase):
             for wrong in (["05.1", str(mine)], ["05.9", f"{folder}/21_mine"], ["05.1", f"{folder}/mine"], ["05.1"]):
                 self.assertEqual(make(*wrong).returncode, 2, wrong)
 
+    def test_copies_made_again_are_of_the_chapter_as_it_is(self):
+        page = exercise.exercises()["05.1"]
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "tiles.h").write_text("// of the day before\n", encoding="utf-8")
+            exercise.write_copy(Path(folder), exercise.files(page))
+            self.assertEqual((Path(folder) / "tiles.h").read_bytes(), (ROOT / "steps/05_kernel_fusion/tiles.h").read_bytes())
+
 
 if __name__ == "__main__":
     unittest.main()
