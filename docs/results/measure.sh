@@ -5,7 +5,8 @@
 #
 # Each part becomes a CSV file in FOLDER, which is there when the part is done and not before; without PART all are made.
 # Exit code 1: a long run found something. The peers want PyTorch, ideas wants the kernels of docs/ideas.py --all in
-# the build, soak takes five minutes, or SOAK_MINUTES. (Not from here: counters, sanitizers, and what tests/peers
+# the build, soak takes five minutes, or SOAK_MINUTES, and big fifteen; with BIG_ONLY only its commands that have that
+# word in them. (Not from here: counters, sanitizers, and what tests/peers
 # measures. Their CSV files say how.)
 set -euo pipefail
 here=$(dirname "$0")
@@ -175,8 +176,9 @@ for part in "${parts[@]}"; do
     tail -1 "$folder/soak.txt" |
       sed -nE 's/^([0-9]+) kernels, ([0-9]+) rounds, ([0-9]+) launches in ([0-9.]+) minutes; results that differed: ([0-9]+); memory grew by ([-0-9.]+) MB on the device, ([-0-9.]+) MB on the host .*: (\w+)$/\1,\2,\3,\4,\5,\6,\7,\8/p' >> "$file.part"
     end ;;
-  big) begin h200_long_$part.csv "tests/long/big.sh build/flashsteps" "result,seconds,command"
-    bash "$here/../../tests/long/big.sh" "$flashsteps" > "$folder/big.txt" 2>&1 || found=1
+  big) only=(${BIG_ONLY:+"$BIG_ONLY"})
+    begin h200_long_$part.csv "tests/long/big.sh build/flashsteps${BIG_ONLY:+ \"$BIG_ONLY\"}" "result,seconds,command"
+    bash "$here/../../tests/long/big.sh" "$flashsteps" "${only[@]}" > "$folder/big.txt" 2>&1 || found=1
     sed -nE 's/^(ok|FAILED) +([0-9]+) s +(exit code [0-9]+ +)?(.*)$/\1,\2,\4/p' "$folder/big.txt" >> "$file.part"
     end ;;
   esac

@@ -113,6 +113,12 @@ class Measure(unittest.TestCase):
         rows = self.out("h200_long_big.csv")[2:]
         self.assertGreater(len(rows), 10)
         self.assertTrue(all(re.fullmatch(r"ok,\d+,check \d\d.*", row) for row in rows), rows)
+        self.assertTrue(self.out("h200_long_big.csv")[0].endswith(" which runs tests/long/big.sh build/flashsteps"))
+        with mock.patch.dict(os.environ, BIG_ONLY="--seq 65536"):
+            self.assertEqual(self.measure("big").returncode, 0)
+        self.assertTrue(self.out("h200_long_big.csv")[0].endswith(' which runs tests/long/big.sh build/flashsteps "--seq 65536"'))
+        self.assertEqual([row.split(",")[2] for row in self.out("h200_long_big.csv")[2:]],
+                         [row.split(",")[2] for row in rows if "--seq 65536" in row])
         ran = self.measure("big", cases="*1048576*causal*) echo 'FAILED it'; exit 1;;")
         self.assertEqual(ran.returncode, 1)
         failed = [row for row in self.out("h200_long_big.csv") if row.startswith("FAILED")]
