@@ -5,8 +5,8 @@
 //     weighted sum  O = P V
 //
 // New since shared_tiles.cu: there, every multiplication waits for two loads from shared memory. Here a thread computes
-// R rows and C columns of the result: R + C loads feed R · C multiplications. All accesses are of 16 bytes, and placed
-// so that no two of them want the same bank.
+// R rows and C columns of the result: R + C loads feed R · C multiplications. The loads that feed them are of 16 bytes,
+// and placed so that no two of them want the same bank.
 //
 // The chapters from 04 on take these products from steps/harness/register_tiles.h, which is the outcome of this file.
 //

@@ -13,7 +13,7 @@
 // dQ is a sum over keys, hence over blocks: each adds its part to an fp32 sum in HBM by atomics, in whatever order they
 // come. In deterministic mode nobody adds: a second kernel walks over the keys for the owner of each query.
 //
-// Page: docs/07_warp_partitioning.md.  Source: FlashAttention-2 (Dao 2023), Algorithm 2 and section 3.3.
+// Page: docs/07_warp_partitioning.md.  Source: FlashAttention-2 (Dao 2023), Algorithm 2, sections 3.2 and 3.3.
 #include "backward_queries.h"
 
 namespace {
@@ -249,7 +249,7 @@ void backward_for(const Problem& p, const Tensors& t, Stream stream) {
   return backward_with<Keys, Queries, false>(p, t, stream);
 }
 
-// D = 128 takes 161 KB, or where a block may not have that much, 81 KB; D = 64 takes 97 KB, which all of them allow.
+// D = 128 takes 161 KB, or where a block may not have that much, 97 KB (the keys' kernel 73); so does D = 64 anywhere.
 template <class T>
 void backward_in(const Problem& p, const Tensors& t, Stream stream) {
   using Large = KeyShape<T, 128, 8, 16, 64, 1>;

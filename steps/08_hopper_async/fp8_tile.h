@@ -16,7 +16,7 @@ struct Fp8Shape : Shape<__nv_fp8_e4m3, D_, kConsumers_, Bc_, kStages_, kCausal_>
   static constexpr int kQScales = (64 * kConsumers_ - 1) / Bc_ + 1 + (64 * kConsumers_ % Bc_ != 0);  // of Br rows
 };
 
-// With D 256 the consumers' O, S and P take 224 registers.
+// With D 256 the consumers' O, S and P take 208 registers.
 template <bool kCausal, bool kTurns>
 constexpr int kProducerRegisters<Fp8Shape<256, 2, 128, 2, kCausal, kTurns, false>> = 24;
 template <bool kCausal, bool kTurns>

@@ -1,4 +1,4 @@
-// Which keys a query sees (DESIGN: the causal mask is aligned bottom right), for host and kernels alike.
+// Which keys a query sees (a causal mask is aligned bottom right), for host and kernels alike.
 #pragma once
 #include "harness/kernel.h"
 
