@@ -63,7 +63,7 @@ def write_copy(folder, texts):
     for path in texts:
         for pattern in ("*.h", "closed_forms.cpp"):
             for other in (ROOT / path).parent.glob(pattern):
-                shutil.copy(other, folder)
+                shutil.copyfile(other, folder / other.name)
     for path, text in texts.items():
         (folder / Path(path).name).write_text(text, encoding="utf-8")
 

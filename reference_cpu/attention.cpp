@@ -4,7 +4,6 @@
 // dQ: these are sums over keys. The second takes blocks of keys, each with all the queries that see it, and yields dK
 // and dV: sums over queries. Whoever owns a block adds up its sums alone and in order, so that nothing depends on the
 // number of threads. The second pass computes P once more, from the row maxima and sums that the first one keeps.
-#include "harness/round.h"
 #include "reference_cpu/attention.h"
 
 #include <Eigen/Dense>
@@ -17,6 +16,7 @@
 
 #include "harness/error.h"
 #include "harness/interrupt.h"
+#include "harness/round.h"
 #include "reference_cpu/dropout.h"
 #include "reference_cpu/noise.h"
 #include "reference_cpu/parallel.h"

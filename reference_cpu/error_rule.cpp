@@ -1,4 +1,3 @@
-#include "harness/round.h"
 #include "reference_cpu/error_rule.h"
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "harness/error.h"
 #include "harness/interrupt.h"
+#include "harness/round.h"
 #include "reference_cpu/dropout.h"
 #include "reference_cpu/parallel.h"
 

@@ -13,7 +13,7 @@ namespace flash::reference {
 enum class NonFinite {
   same,  // NaN, +∞ and −∞ exactly where the oracle has them
   alike,  // where the oracle has one of them: in a gradient, whether an ∞ among the inputs ends as ∞ or as ∞ − ∞ = NaN
-          // depends on the order of the sums, and IEEE allows either
+          // depends on the order of the sums, and IEEE allows either; as it allows NaN where a weight that meets ∞ is 0
   spreads,  // there, and perhaps elsewhere: a NaN or ∞ may also reach rows of its tile that do not see it
 };
 

@@ -1,14 +1,21 @@
-// Rounding to the narrow floating-point types, as a step's inputs and what the baseline stores are rounded.
+// Rounding to the narrow floating-point types: of a step's inputs, and of what the baseline stores.
 #pragma once
 #include <algorithm>
 #include <bit>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
 #include "harness/problem.h"
 
+#ifdef __FAST_MATH__
+#error "rounded_to adds and takes away again; with -ffast-math the compiler leaves both out"
+#endif
+
 namespace flash {
+
+static_assert(FLT_EVAL_METHOD == 0, "rounded_to wants sums of doubles rounded to doubles");
 
 // What rounding needs to know of a floating-point type.
 struct FloatFormat {
@@ -42,7 +49,8 @@ inline double rounded_to(DType type, double x) {
   if (std::abs(x) >= 2 * format.largest) return std::copysign(too_large, x);
 
   // The type's values around x are `spacing` apart: a power of two, taken from x's exponent bits. Between 2⁵² and 2⁵³
-  // spacings a double holds whole spacings only, so going there and back rounds, in the way of the processor.
+  // spacings a double holds whole spacings only, so going there and back rounds: to the nearest even one, as the
+  // processor's sums do.
   const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7FF0'0000'0000'0000);
   const double spacing = std::max(power, format.smallest_normal) * format.spacing_at_1;
   const double far = spacing * 0x1.8p52;

@@ -1,9 +1,9 @@
 #include "harness/runner.h"
 
 #include <algorithm>
+#include <span>
 
 #include "harness/inputs.h"
-#include "harness/interrupt.h"
 
 namespace flash {
 namespace {
