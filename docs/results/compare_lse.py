@@ -75,12 +75,14 @@ def main():
     parser.add_argument("--flashsteps", default="build/flashsteps")
     parser.add_argument("--devices", nargs=2, default=["gpu", "cpu"], help="other ones, to try the script without a GPU")
     options = parser.parse_args()
-    on = "CPU"
+    on, command = "none", f"docs/results/compare_lse.py {options.out.name}"
+    if options.devices != ["gpu", "cpu"]:
+        command += " --devices " + " ".join(options.devices)
     if "gpu" in options.devices:
-        on = "GPU " + run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).splitlines()[0].replace(",", ", driver", 1)
+        on = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).splitlines()[0].replace(",", ", driver", 1)
     with tempfile.TemporaryDirectory() as folder:
         rows = [row(options, head_dim, Path(folder)) for head_dim in (64, 128, 256)]
-    lines = [f"# date {datetime.date.today()}; {on}; command: docs/results/compare_lse.py {options.out.name}", ",".join(COLUMNS)]
+    lines = [f"# date {datetime.date.today()}; GPU {on}; command: {command}", ",".join(COLUMNS)]
     lines += [",".join(f"{x:.6g}" for x in r) for r in rows]
     options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -5,15 +5,14 @@
 #
 # Each part becomes a CSV file in FOLDER, which is there when the part is done and not before; without PART all are made.
 # Exit code 1: a long run found something. The peers want PyTorch, ideas wants the kernels of docs/ideas.py --all in
-# the build, soak takes five minutes, or SOAK_MINUTES, and big fifteen; with BIG_ONLY only its commands that have that
-# word in them. (Not from here: counters, sanitizers, and what tests/peers
-# measures. Their CSV files say how.)
+# the build, soak takes five minutes, or SOAK_MINUTES. (Not from here: counters, sanitizers, LSE of e4m3, and what
+# tests/peers measures. Their CSV files say how.)
 set -euo pipefail
 here=$(dirname "$0")
 known=(02_naive_gpu 03_tiling 04_online_softmax 05_kernel_fusion 06_recompute_backward peers_fp32 peers_fp32_backward
        07_warp_partitioning peers_bf16_07 08_hopper_async sustained_08 ablation_08 peers_bf16
        07_backward 07_backward_deterministic 08_backward 08_backward_deterministic peers_bf16_backward
-       08_fp8 quantise_08_fp8 accuracy_08_fp8 ideas random soak big)
+       08_fp8 quantise_08_fp8 accuracy_08_fp8 ideas random soak big_grid big_lengths big_queries big_keys)
 fail() { echo "measure.sh: $*" >&2; exit 2; }
 [ $# -ge 1 ] || fail "say into which folder: measure.sh FOLDER [FLASHSTEPS [PART...]]"
 folder=$1
@@ -176,10 +175,9 @@ for part in "${parts[@]}"; do
     tail -1 "$folder/soak.txt" |
       sed -nE 's/^([0-9]+) kernels, ([0-9]+) rounds, ([0-9]+) launches in ([0-9.]+) minutes; results that differed: ([0-9]+); memory grew by ([-0-9.]+) MB on the device, ([-0-9.]+) MB on the host .*: (\w+)$/\1,\2,\3,\4,\5,\6,\7,\8/p' >> "$file.part"
     end ;;
-  big) only=(${BIG_ONLY:+"$BIG_ONLY"})
-    begin h200_long_$part.csv "tests/long/big.sh build/flashsteps${BIG_ONLY:+ \"$BIG_ONLY\"}" "result,seconds,command"
-    bash "$here/../../tests/long/big.sh" "$flashsteps" "${only[@]}" > "$folder/big.txt" 2>&1 || found=1
-    sed -nE 's/^(ok|FAILED) +([0-9]+) s +(exit code [0-9]+ +)?(.*)$/\1,\2,\4/p' "$folder/big.txt" >> "$file.part"
+  big_*) begin h200_long_$part.csv "tests/long/big.sh build/flashsteps ${part#big_}" "exit_code,seconds,command"
+    bash "$here/../../tests/long/big.sh" "$flashsteps" ${part#big_} > "$folder/$part.txt" 2>&1 || found=1
+    sed -nE 's/^ok +([0-9]+) s +(check .*)$/0,\1,\2/p; s/^FAILED +([0-9]+) s +exit code ([0-9]+) +(check .*)$/\2,\1,\3/p' "$folder/$part.txt" >> "$file.part"
     end ;;
   esac
 done

@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
-# Sizes at the edge of what is allowed, each checked on a sample of rows on the GPU. About fifteen minutes on an H200 with
-# 16 cores, nearly all of them the oracle's, and up to 110 GB of host memory; what the host has no room for is refused,
-# and counts as a failure here.
+# Sizes at the edge of what is allowed, each checked on a sample of rows on the GPU. On an H200 with 16 cores the four
+# groups take about two, five, eight and four minutes, nearly all of them the host's, and up to 80 GB of its memory; what
+# it has no room for is refused, and counts as a failure here.
 #
-#     tests/long/big.sh build/flashsteps [WORD]     only the commands that have the word in them
+#     tests/long/big.sh build/flashsteps [WORDS]     only a group (grid, lengths, queries, keys), or the commands that
+#                                                    have these words in them
 set -u
 flashsteps=$1
 only=${2:-}
+groups="grid lengths queries keys"
 failed=0
 ran=0
 
 big() {  # limit in seconds, then arguments of `flashsteps check`
   local limit=$1 start=$SECONDS
   shift
-  [[ "$*" == *"$only"* ]] || return 0
+  if [[ " $groups " == *" $only "* ]]; then
+    [ "$only" = $group ] || return 0
+  else
+    [[ "$*" == *"$only"* ]] || return 0
+  fi
   ran=$((ran + 1))
   local said
   said=$(timeout "$limit" "$flashsteps" check "$@" --device gpu 2>&1)
@@ -27,6 +33,7 @@ big() {  # limit in seconds, then arguments of `flashsteps check`
   fi
 }
 
+group=grid
 # Batch and heads past 65,535, which is as far as the second and third axis of a grid go.
 for size in "--batch 1 --heads 65536" "--batch 65536 --heads 1"; do
   big 60 02 03 04 05 06 $size --seq 5 --seq-k 9 --head-dim 32 --sample 300
@@ -34,6 +41,7 @@ for size in "--batch 1 --heads 65536" "--batch 65536 --heads 1"; do
 done
 big 60 05 06 07 --heads 65536 --kv-heads 32768 --seq 5 --head-dim 64 --sample 300 --dropout 0.1
 
+group=lengths
 # Off a tile's end after many tiles; the first call counts.
 big 60 02 03 04 05 06 --heads 24 --seq 4092 --head-dim 32 --sample 300
 big 60 07 08 --heads 24 --seq 4092 --head-dim 64 --sample 300
@@ -45,15 +53,17 @@ big 60 07 08 --pass forward --heads 1 --seq 1048576 --head-dim 64 --sample 40 --
 big 150 06/register_tiled --pass backward --heads 1 --seq 65536 --head-dim 64 --sample 8
 big 150 07 08 --pass backward --heads 1 --seq 65536 --head-dim 64 --sample 8 --dtype bf16
 
-# Tensors of more than 2^31 elements: first Q and O, then K and V. The host takes most of the time, so only one kernel
-# of those that index alike.
+# Tensors of more than 2^31 elements: Q and O, then K and V. The host takes most of the time, so only one kernel of
+# those that index alike.
 many="--batch 16 --heads 128 --head-dim 64 --sample 300"
+group=queries
 big 300 02/forward 04/online 05/register_tiled --pass forward $many --seq 17477 --seq-k 3
 big 300 07/pipelined 08/overlapped --pass forward $many --seq 17477 --seq-k 3 --dtype bf16
-big 300 05/register_tiled --pass forward $many --seq 3 --seq-k 17477
-big 300 07/pipelined 08/overlapped --pass forward $many --seq 3 --seq-k 17477 --dtype bf16
 big 300 07/backward --pass backward $many --seq 17477 --seq-k 3 --dtype bf16
 big 300 08/backward --pass backward $many --seq 17477 --seq-k 3 --dtype bf16
+group=keys
+big 300 05/register_tiled --pass forward $many --seq 3 --seq-k 17477
+big 300 07/pipelined 08/overlapped --pass forward $many --seq 3 --seq-k 17477 --dtype bf16
 
 if [ $ran -eq 0 ]; then
   echo "big.sh: no command has '$only' in it" >&2

@@ -81,6 +81,9 @@ class Big(unittest.TestCase):
         ran, commands = self.run_big("*) ;;", "17477")
         self.assertEqual(ran.returncode, 0, ran.stderr)
         self.assertEqual(commands, [command for command in all_commands if "17477" in command])
+        groups = [self.run_big("*) ;;", group)[1] for group in ("grid", "lengths", "queries", "keys")]
+        self.assertEqual([command for group in groups for command in group], all_commands)
+        self.assertTrue(all(groups))
         ran, commands = self.run_big("*) ;;", "--nothing-like-it")
         self.assertEqual((ran.returncode, commands), (2, []))
         self.assertIn("no command has '--nothing-like-it'", ran.stderr)

@@ -109,22 +109,23 @@ class Measure(unittest.TestCase):
         self.assertEqual((ran.returncode, ran.stderr), (2, "measure.sh: soak: no row came of it\n"))
 
     def test_big(self):
-        self.assertEqual(self.measure("big").returncode, 0)
-        rows = self.out("h200_long_big.csv")[2:]
-        self.assertGreater(len(rows), 10)
-        self.assertTrue(all(re.fullmatch(r"ok,\d+,check \d\d.*", row) for row in rows), rows)
-        self.assertTrue(self.out("h200_long_big.csv")[0].endswith(" which runs tests/long/big.sh build/flashsteps"))
-        with mock.patch.dict(os.environ, BIG_ONLY="--seq 65536"):
-            self.assertEqual(self.measure("big").returncode, 0)
-        self.assertTrue(self.out("h200_long_big.csv")[0].endswith(' which runs tests/long/big.sh build/flashsteps "--seq 65536"'))
-        self.assertEqual([row.split(",")[2] for row in self.out("h200_long_big.csv")[2:]],
-                         [row.split(",")[2] for row in rows if "--seq 65536" in row])
-        ran = self.measure("big", cases="*1048576*causal*) echo 'FAILED it'; exit 1;;")
+        commands = []
+        for group in ("grid", "lengths", "queries", "keys"):
+            self.assertEqual(self.measure(f"big_{group}").returncode, 0)
+            comment, columns, *rows = self.out(f"h200_long_big_{group}.csv")
+            self.assertTrue(comment.endswith(f" which runs tests/long/big.sh build/flashsteps {group}"), comment)
+            self.assertEqual(columns, "exit_code,seconds,command")
+            self.assertTrue(all(re.fullmatch(r"0,\d+,check \d\d.*", row) for row in rows), rows)
+            commands += [row.split(",")[2] for row in rows]
+        self.assertGreater(len(commands), 10)
+        self.assertEqual(len(commands), len(set(commands)))
+        ran = self.measure("big_lengths", cases="*1048576*causal*) echo 'FAILED it'; exit 1;;\n*4092*) exit 7;;")
         self.assertEqual(ran.returncode, 1)
-        failed = [row for row in self.out("h200_long_big.csv") if row.startswith("FAILED")]
-        self.assertEqual([re.sub(r",\d+,", ",", row) for row in failed],
-                         ["FAILED,check 07 08 --pass forward --heads 1 --seq 1048576 --head-dim 64 --sample 40 --dtype bf16 --causal"])
-        self.assertTrue(any("FAILED it" in line for line in self.out("big.txt")))
+        failed = [re.sub(r",\d+,", ",", row) for row in self.out("h200_long_big_lengths.csv")[2:] if not row.startswith("0,")]
+        self.assertEqual(failed, ["7,check 02 03 04 05 06 --heads 24 --seq 4092 --head-dim 32 --sample 300",
+                                  "7,check 07 08 --heads 24 --seq 4092 --head-dim 64 --sample 300",
+                                  "1,check 07 08 --pass forward --heads 1 --seq 1048576 --head-dim 64 --sample 40 --dtype bf16 --causal"])
+        self.assertTrue(any("FAILED it" in line for line in self.out("big_lengths.txt")))
 
 
 if __name__ == "__main__":
