@@ -81,7 +81,7 @@ TEST_CASE("values are the same on every machine") {
   CHECK(nan.K == normal.K);
   CHECK(nan.V == normal.V);
 
-  for (const Values values : all_values()) {  // of a NaN, the bits
+  for (const Values values : all_values()) {  // compared as bits: NaN is to equal NaN
     const HostTensors whole = with(values), without = tensors_of(p, 12345, values, false);
     CHECK(encode(DType::fp64, without.Q) == encode(DType::fp64, whole.Q));
     CHECK(encode(DType::fp64, without.K) == encode(DType::fp64, whole.K));
@@ -241,6 +241,29 @@ TEST_CASE("a forward pass is judged the same whether a backward pass is checked 
       CHECK(alone.at(output).allowed == beside.at(output).allowed);
       CHECK(alone.at(output).max_allowed == beside.at(output).max_allowed);
     }
+  }
+}
+
+TEST_CASE("an infinity that meets a weight too small for a float may become NaN; at the usual scale it may not") {
+  const RegisteredStep& step = *select_steps({"05/forward"}).front();
+  static const RunPass forward = step.builds.at(Target::cpu).forward;
+  Step spoiling = step.builds.at(Target::cpu);
+  spoiling.forward = [](const Problem& p, const Tensors& t, Stream stream) {
+    forward(p, t, stream);
+    for (size_t i = 0; i < p.q_elements(); i++)
+      if (std::isinf(static_cast<float*>(t.O)[i])) static_cast<float*>(t.O)[i] = NAN;
+  };
+  const RegisteredStep wrong{step.id, {{Target::cpu, spoiling}}};
+  Problem p;
+  p.B = 1, p.Hq = p.Hkv = 2, p.Nq = 40, p.Nk = 44, p.D = 64, p.causal = true, p.seed = 3;
+  for (const double scale : {3.0, -3.0, default_scale(64)}) {
+    p.scale = scale;
+    const Question question(p, false, 0, Values::inf);
+    REQUIRE(
+        std::any_of(question.inputs().O.begin(), question.inputs().O.end(), [](double x) { return std::isinf(x); }));
+    INFO(scale);
+    CHECK(verify(cpu_device(), Target::cpu, step, Pass::forward, question).pass);
+    CHECK(verify(cpu_device(), Target::cpu, wrong, Pass::forward, question).pass == (scale != default_scale(64)));
   }
 }
 

@@ -200,7 +200,7 @@ class Bench {
                             flash::name_of(input_dtype(p)) + " " + std::to_string(p.seed);
     if (inputs_key_ != key) {
       inputs_ = {};
-      require_host_memory("timing " + describe(p), (2.5 * double(p.q_elements()) + 2.5 * double(p.kv_elements())) * 8);
+      require_host_memory("timing " + describe(p), (2.0 * double(p.q_elements()) + 2.0 * double(p.kv_elements())) * 8);
       inputs_ = random_tensors(p, p.seed);
     }
     inputs_key_ = key;

@@ -54,7 +54,7 @@ double draw_scale(Draws& draws, const Problem& p, Values values) {
   const bool negative = draws.chance(20);
   const double usual = default_scale(p.D) * (negative ? -1 : 1);
   if (values == Values::huge) return usual / huge_gain(input_dtype(p)) / huge_gain(input_dtype(p));
-  // A weight too small for a float makes NaN of an ∞, where an exact one leaves ∞: such weights only with NaN.
+  // A weight too small for a float makes NaN of an ∞, where an exact one leaves ∞, and the rule is laxer there.
   if (values == Values::inf || kind < 50) return default_scale(p.D);
   if (kind < 65) return usual * std::ldexp(1.0, power - 3);
   if (kind < 75) return usual * std::ldexp(1.0, values == Values::outliers ? 1 : power);
