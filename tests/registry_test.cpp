@@ -62,6 +62,19 @@ TEST_CASE("what a step does not support is refused by name, with what it does su
   CHECK(contains(*why_unsupported(*select_steps({"01"}).front(), p, Pass::forward), "dropout"));
 }
 
+TEST_CASE("a registration that leaves out what a step cannot do without is refused by name") {
+  const Step whole = select_steps({"05/forward"}).front()->builds.at(Target::cpu);
+  const auto refusal = [&](auto change) {
+    Step step = whole;
+    change(step);
+    return message_of([&] { complete({{"20_mine/forward", {{Target::cpu, whole}, {Target::gpu, step}}}}); });
+  };
+  CHECK(refusal([](Step&) {}) == "");
+  CHECK(contains(refusal([](Step& s) { s.dtypes.clear(); }), "20_mine/forward: its registration has no .dtypes; "));
+  CHECK(contains(refusal([](Step& s) { s.head_dims.clear(); }), "no .head_dims; "));
+  CHECK(contains(refusal([](Step& s) { s.forward = nullptr; }), "no .forward and no .backward; "));
+}
+
 TEST_CASE("scratch memory as reported: quadratic in the lengths for chapter 02, three matrices with dropout") {
   const RegisteredStep& forward = *select_steps({"02/forward"}).front();
   const RegisteredStep& backward = *select_steps({"02/backward"}).front();

@@ -287,7 +287,11 @@ extern "C" {
 
 int flashsteps_interface(void) { return FLASHSTEPS_INTERFACE; }
 
-int flashsteps_step_count(void) { return int(all_steps().size()); }
+int flashsteps_step_count(void) {
+  int count = 0;
+  guarded([&] { count = int(all_steps().size()); });  // of a step that is not complete the error tells
+  return count;
+}
 
 int flashsteps_get_step(int index, flashsteps_step* step) {
   return guarded([&] {

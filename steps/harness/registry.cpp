@@ -51,6 +51,20 @@ std::string ranges(const std::vector<int>& numbers) {
 
 }  // namespace
 
+const std::vector<RegisteredStep>& complete(const std::vector<RegisteredStep>& steps) {
+  for (const RegisteredStep& step : steps)
+    for (const auto& [target, build] : step.builds) {
+      const auto require = [&](bool there, const char* what) {
+        if (!there)
+          throw Error(step.id + ": its registration has no " + what + "; give it what steps/harness/step.h says");
+      };
+      require(!build.dtypes.empty(), ".dtypes");
+      require(!build.head_dims.empty(), ".head_dims");
+      require(build.forward || build.backward, ".forward and no .backward");
+    }
+  return steps;
+}
+
 Registration::Registration(const char* file, Target target, Step step) {
   const std::string id = id_of(file);
   auto& steps = mutable_steps();
@@ -67,8 +81,7 @@ Registration::Registration(const char* file, Target target, Step step) {
 
 void* Tensors::address_of(const char* name) const {
   const auto it = workspace.find(name);
-  if (it == workspace.end())
-    throw Error("step: there is no workspace '" + std::string(name) + "'; ask for it in .workspace");
+  if (it == workspace.end()) throw Error("there is no workspace '" + std::string(name) + "'; ask for it in .workspace");
   return it->second;
 }
 
@@ -87,7 +100,10 @@ std::vector<int> head_dims_up_to(int largest) {
 
 std::string head_dims_text(const Step& step) { return ranges(step.head_dims); }
 
-const std::vector<RegisteredStep>& all_steps() { return mutable_steps(); }
+const std::vector<RegisteredStep>& all_steps() {
+  static const std::vector<RegisteredStep>& steps = complete(mutable_steps());
+  return steps;
+}
 
 std::vector<const RegisteredStep*> select_steps(const std::vector<std::string>& prefixes) {
   std::set<const RegisteredStep*> chosen;

@@ -19,8 +19,11 @@ struct RegisteredStep {
   bool has(Pass pass) const { return pass == Pass::forward ? info().forward != nullptr : info().backward != nullptr; }
 };
 
-// All steps: by chapter, and in a chapter from rung to rung.
+// All steps: by chapter, and in a chapter from rung to rung. Throws Error if one of them is not complete.
 const std::vector<RegisteredStep>& all_steps();
+
+// These steps; throws Error where a registration leaves out what no step can do without.
+const std::vector<RegisteredStep>& complete(const std::vector<RegisteredStep>& steps);
 
 // "1-256" or "32, 64, 128": what a step takes, for people.
 std::string head_dims_text(const Step& step);
