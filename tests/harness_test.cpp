@@ -281,7 +281,7 @@ TEST_CASE("a workspace that was not asked for cannot be used, and a tensor of th
       {{Target::host, host_step([](const Problem&, const Tensors& t, Stream) { t.scratch<float>("S"); })}}};
   HostTensors tensors = random_tensors(small(), 1);
   CHECK(contains(message_of([&] { run_step(cpu_device(), Target::host, step, Pass::forward, small(), tensors); }),
-                 "no workspace 'S'"));
+                 "99_test/step: there is no workspace 'S'; "));
   tensors.K.pop_back();
   CHECK(contains(message_of([&] { run_step(cpu_device(), Target::host, step, Pass::forward, small(), tensors); }),
                  "K: has 111 elements, the problem needs 112"));

@@ -198,7 +198,11 @@ StepResult run_step(Device& device, Target target, const RegisteredStep& step, P
                     const HostTensors& inputs, const HostTensors* forward) {
   const PreparedStep prepared(device, target, step, pass, problem, inputs, forward);
   device.reset_traffic();
-  prepared.launch();
+  try {
+    prepared.launch();
+  } catch (const Error& e) {  // a wrong launch, a workspace that is not there
+    throw Error(step.id + ": " + e.what());
+  }
   StepResult result{prepared.finish(), prepared.scratch_bytes(), std::nullopt};
   if (target == Target::cpu_observed) result.traffic = device.traffic();
   return result;
