@@ -1,5 +1,6 @@
 #include "cli/report.h"
 
+#include <charconv>
 #include <ostream>
 #include <sstream>
 
@@ -33,6 +34,12 @@ Row row_of(const Item& item, const std::string& output, const reference::Verdict
           {"again", repeat_command(item, options)}};
 }
 
+// As few digits as come to the same number again.
+std::string exactly(double x) {
+  char digits[32];
+  return {digits, std::to_chars(digits, digits + sizeof digits, x).ptr};
+}
+
 }  // namespace
 
 std::string repeat_command(const Item& item, const HowRun& o) {
@@ -46,9 +53,8 @@ std::string repeat_command(const Item& item, const HowRun& o) {
   if (p.quantisation.from != DType::bf16) text << " --from " << flash::name_of(p.quantisation.from);
   if (!p.quantisation.tile_scales) text << " --tensor-scales";
   if (!p.quantisation.rotation) text << " --no-rotation";
-  text.precision(17);
-  if (p.scale != default_scale(p.D)) text << " --scale=" << p.scale;
-  if (p.dropout > 0) text << " --dropout " << p.dropout;
+  if (p.scale != default_scale(p.D)) text << " --scale=" << exactly(p.scale);
+  if (p.dropout > 0) text << " --dropout " << exactly(p.dropout);
   if (p.seed) text << " --seed " << p.seed;
   if (item.values != Values::normal) text << " --values " << flash::cli::name_of(item.values);
   if (o.sample) text << " --sample " << o.sample;
