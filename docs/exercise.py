@@ -17,7 +17,6 @@ it does not, the answer is the chapter's own code.
 """
 import argparse
 import re
-import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -60,12 +59,16 @@ def require_new(folder):
 def write_copy(folder, texts):
     """Makes a folder of steps/: these files (path in the repository → text), and what their chapter has beside them."""
     folder.mkdir(parents=True, exist_ok=True)
+    files = {}
     for path in texts:
         for pattern in ("*.h", "closed_forms.cpp"):
             for other in (ROOT / path).parent.glob(pattern):
-                shutil.copyfile(other, folder / other.name)
-    for path, text in texts.items():
-        (folder / Path(path).name).write_text(text, encoding="utf-8")
+                files[other.name] = other.read_text(encoding="utf-8")
+    files |= {Path(path).name: text for path, text in texts.items()}
+    for name, text in files.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # a build is to do no more than it must
+            path.write_text(text, encoding="utf-8")
 
 
 def change(texts, path, region, code):

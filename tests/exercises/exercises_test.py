@@ -86,6 +86,9 @@ class ExercisesTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "tiles.h").write_text("// of the day before\n", encoding="utf-8")
             exercise.write_copy(Path(folder), exercise.files(page))
+            before = {path: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
+            exercise.write_copy(Path(folder), exercise.files(page))  # nothing new: nothing for a build to do
+            self.assertEqual(before, {path: path.stat().st_mtime_ns for path in Path(folder).iterdir()})
             self.assertEqual((Path(folder) / "tiles.h").read_bytes(), (ROOT / "steps/05_kernel_fusion/tiles.h").read_bytes())
 
 

@@ -21,6 +21,11 @@ NAMES = re.compile(
     r"|wgmma_fence|wgmma_commit|wgmma_wait|store_release)\b")
 
 
+def write_if_changed(path, text):
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
 def end_of_brackets(text, start, opening, closing):
     """The place behind the bracket that closes the one at `start`; None if it is not closed."""
     depth = 0
@@ -68,9 +73,8 @@ def main():
         copy += text[done:]
         target = output / file.relative_to(steps)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.is_file() or target.read_text(encoding="utf-8") != copy:
-            target.write_text(copy, encoding="utf-8")
-    (output / "sites.inc").write_text("\n".join(sites) + "\n", encoding="utf-8")
+        write_if_changed(target, copy)
+    write_if_changed(output / "sites.inc", "\n".join(sites) + "\n")
 
 
 main()
