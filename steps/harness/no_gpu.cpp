@@ -4,8 +4,13 @@
 
 namespace flash {
 
+#ifdef FLASHSTEPS_GPU_OFF
+constexpr const char* kNoGpuCode =
+    "this build has no GPU code: it was configured with FLASHSTEPS_GPU=off; configure again without that";
+#else
 constexpr const char* kNoGpuCode =
     "this build has no GPU code: CMake found no nvcc; install the CUDA Toolkit and configure again";
+#endif
 
 Device* gpu_device(std::string* why) {
   if (why) *why = kNoGpuCode;
