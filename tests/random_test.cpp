@@ -265,6 +265,17 @@ TEST_CASE("an infinity that meets a weight too small for a float may become NaN;
     CHECK(verify(cpu_device(), Target::cpu, step, Pass::forward, question).pass);
     CHECK(verify(cpu_device(), Target::cpu, wrong, Pass::forward, question).pass == (scale != default_scale(64)));
   }
+
+  Step infinite = step.builds.at(Target::cpu);
+  infinite.forward = [](const Problem& p, const Tensors& t, Stream stream) {
+    forward(p, t, stream);
+    for (size_t i = 0; i < p.q_elements(); i++)
+      if (std::isnan(static_cast<float*>(t.O)[i])) static_cast<float*>(t.O)[i] = INFINITY;
+  };
+  p.scale = 3;  // no such leave the other way round
+  const Question question(p, false, 0, Values::nan);
+  CHECK(verify(cpu_device(), Target::cpu, step, Pass::forward, question).pass);
+  CHECK(!verify(cpu_device(), Target::cpu, {step.id, {{Target::cpu, infinite}}}, Pass::forward, question).pass);
 }
 
 TEST_CASE("a fault of a step is found, however rare, and reported with its command") {

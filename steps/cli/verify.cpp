@@ -65,8 +65,8 @@ reference::NonFinite non_finite_rule(const RegisteredStep& step, Pass pass, cons
   const Problem& p = question.problem();
   if (are_finite(question.values())) return reference::NonFinite::same;
   if (pass == Pass::forward) {
-    const bool tiny_weights = std::abs(p.scale) > default_scale(p.D);
-    return tiny_weights ? reference::NonFinite::alike : reference::NonFinite::same;
+    const bool meets_zero = question.values() == Values::inf && std::abs(p.scale) > default_scale(p.D);
+    return meets_zero ? reference::NonFinite::alike : reference::NonFinite::same;
   }
   const bool all_see_all = !p.causal && p.dropout == 0;
   const bool spreads = step.info().spreads_nonfinite && !all_see_all;
