@@ -17,6 +17,15 @@ std::vector<Workspace> workspace_of(const Step& step, const Problem& problem) {
 
 DType lse_dtype(const Problem& p) { return p.dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
 
+// Launches, and says whose a wrong launch is, or a workspace that is not there.
+void launch_named(const std::string& id, RunPass pass, const Problem& p, const Tensors& tensors) {
+  try {
+    pass(p, tensors, nullptr);
+  } catch (const Error& e) {
+    throw Error(id + ": " + e.what());
+  }
+}
+
 // A pass's workspace of one device: the step's own, and that of the forward pass which is run for it first.
 struct Scratch {
   double own = 0, saved = 0, passing = 0;
@@ -77,7 +86,7 @@ std::optional<std::string> why_too_large(const Device& device, Target target, co
 
 PreparedStep::PreparedStep(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p,
                            const HostTensors& host, const HostTensors* made)
-    : device_(device), problem_(p), pass_(pass), lse_type_(lse_dtype(p)) {
+    : device_(device), id_(step.id), problem_(p), pass_(pass), lse_type_(lse_dtype(p)) {
   validate(p);
   if (const auto why = why_unsupported(step, p, pass)) throw Error(*why);
   if (const auto why = why_too_large(device, target, step, pass, p)) throw Error(*why);
@@ -157,10 +166,14 @@ void PreparedStep::run_forward_first(const RegisteredStep& forward, Target targe
   tensors.O = tensors_.O;
   tensors.LSE = tensors_.LSE;
   for (const Workspace& w : saved) tensors.workspace[w.name] = tensors_.workspace[w.name];
-  build.forward(problem_, tensors, nullptr);
+  launch_named(forward.id, build.forward, problem_, tensors);
   device_.synchronize();
   for (const Buffer& buffer : passing) buffer.check_guards();
 }
+
+void PreparedStep::launch_quantisation() const { launch_named(id_, quantise_, problem_, tensors_); }
+
+void PreparedStep::launch_pass() const { launch_named(id_, run_, problem_, tensors_); }
 
 void PreparedStep::check_guards() const {
   device_.synchronize();
@@ -198,11 +211,7 @@ StepResult run_step(Device& device, Target target, const RegisteredStep& step, P
                     const HostTensors& inputs, const HostTensors* forward) {
   const PreparedStep prepared(device, target, step, pass, problem, inputs, forward);
   device.reset_traffic();
-  try {
-    prepared.launch();
-  } catch (const Error& e) {  // a wrong launch, a workspace that is not there
-    throw Error(step.id + ": " + e.what());
-  }
+  prepared.launch();
   StepResult result{prepared.finish(), prepared.scratch_bytes(), std::nullopt};
   if (target == Target::cpu_observed) result.traffic = device.traffic();
   return result;

@@ -28,8 +28,8 @@ class PreparedStep {
   }
   // The two parts of it, where a step quantises.
   bool quantises() const { return quantise_ != nullptr; }
-  void launch_quantisation() const { quantise_(problem_, tensors_, nullptr); }
-  void launch_pass() const { run_(problem_, tensors_, nullptr); }
+  void launch_quantisation() const;
+  void launch_pass() const;
 
   // Waits for the launches and verifies the guard zones; throws KernelFault.
   void check_guards() const;
@@ -48,6 +48,7 @@ class PreparedStep {
   void run_forward_first(const RegisteredStep& forward, Target target);
 
   Device& device_;
+  std::string id_;
   Problem problem_;
   Pass pass_;
   RunPass run_ = nullptr, quantise_ = nullptr;
