@@ -82,7 +82,7 @@ class Accuracy {
       const double arrays = device.kind() == DeviceKind::cpu
                                 ? memory_needed(device, *target_for(step, device.kind(), false), step, Pass::forward, p)
                                 : 0;
-      most = std::max(most, arrays + (8 + 2) * q + 8 * rows);
+      most = std::max(most, arrays + 8 * q + 8 * rows);
     }
     require_host_memory("accuracy of " + shape_text(), 8 * (q + 2 * kv) + most);
   }

@@ -69,7 +69,7 @@ const RegisteredStep& only_step(const std::string& prefix, Pass pass) {
 }
 
 // Refuses what would not fit. The tensors are held in double, and beside them at a time: the file that one is made of;
-// on the CPU the arrays of the step, with the results that are fetched from them; results and their files.
+// on the CPU the arrays of the step; results and their files.
 void require_memory(const Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& p,
                     const RegisteredStep* forward) {
   if (const auto why = why_too_large(device, target, step, pass, p)) throw Error(*why);
@@ -77,7 +77,7 @@ void require_memory(const Device& device, Target target, const RegisteredStep& s
   const double q = double(p.q_elements()), kv = double(p.kv_elements()), o = q + double(p.query_rows());
   const double inputs = 8 * (q + 2 * kv + (backward ? q : 0)), made = forward ? 8 * o : 0;
   const double results = 8 * ((forward ? 0 : o) + (backward ? q + 2 * kv : 0));
-  const double file = 8 * std::max(q, kv), fetched = 4 * std::max(q, kv), files = made + results;
+  const double file = 8 * std::max(q, kv), files = made + results;
   double arrays = 0;
   if (device.kind() == DeviceKind::cpu) {
     arrays = memory_needed(device, target, step, pass, p);
@@ -86,8 +86,7 @@ void require_memory(const Device& device, Target target, const RegisteredStep& s
                         memory_needed(device, *target_for(*forward, device.kind(), false), *forward, Pass::forward, p));
   }
   require_host_memory(step.id + " on these files",
-                      inputs + std::max({file, made + results + arrays + fetched, made + results + files}),
-                      "use smaller ones");
+                      inputs + std::max({file, made + results + arrays, made + results + files}), "use smaller ones");
 }
 
 int run(const RunOptions& o) {
