@@ -5,8 +5,8 @@
 #
 # Each part becomes a CSV file in FOLDER, which is there when the part is done and not before; without PART all are made.
 # Exit code 1: a long run found something. The peers want PyTorch, ideas wants the kernels of docs/ideas.py --all in
-# the build, soak takes five minutes, or SOAK_MINUTES. (Not from here: counters, sanitizers, LSE of e4m3, and what
-# tests/peers measures. Their CSV files say how.)
+# the build, soak takes five minutes, or SOAK_MINUTES. (Not from here: counters, sanitizers, and what tests/peers
+# measures, whose CSV files say how; nor LSE of e4m3: compare_lse.py.)
 set -euo pipefail
 here=$(dirname "$0")
 known=(02_naive_gpu 03_tiling 04_online_softmax 05_kernel_fusion 06_recompute_backward peers_fp32 peers_fp32_backward
