@@ -249,7 +249,7 @@ void backward_for(const Problem& p, const Tensors& t, Stream stream) {
   return backward_with<Keys, Queries, false>(p, t, stream);
 }
 
-// D = 128 takes 161 KB. Where a block may not have that much it takes 97 KB at most, as D = 64 does: all GPUs allow that.
+// D = 128 takes 161 KB, or where a block may not have that much, at most 97, as D = 64 does: all GPUs allow that.
 template <class T>
 void backward_in(const Problem& p, const Tensors& t, Stream stream) {
   using Large = KeyShape<T, 128, 8, 16, 64, 1>;
