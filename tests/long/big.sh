@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Sizes at the edge of what is allowed, each checked on a sample of rows on the GPU. On an H200 with 16 cores the
-# first two groups take about two and five minutes, nearly all of it the host's; the others have tensors of 2.3·10⁹
-# elements, which take more, and by `check`'s count up to 75 GB of its memory. What it has no room for is refused, and
-# counts as a failure here.
+# Sizes at the edge of what is allowed, each checked on a sample of rows on the GPU. On an H200 with 16 cores the groups
+# take about two, five, six and two minutes, nearly all of it the host's. The last two have tensors of 2.3·10⁹ elements,
+# up to 75 GB of the host's memory by `check`'s count. What it has no room for is refused, and counts as a failure here.
 #
 #     tests/long/big.sh build/flashsteps [WORDS]     only a group (grid, lengths, queries, keys), or the commands that
 #                                                    have these words in them
