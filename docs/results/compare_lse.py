@@ -4,7 +4,7 @@
     compare_lse.py OUT.csv [--flashsteps build/flashsteps] [--devices gpu cpu]
 
 With one key a query LSE is its score. 16 heads of 128 queries, normal numbers that bf16 and fp32 hold exactly, scores five
-times their dot product; a row of OUT.csv a head dim. Needs a GPU, and nothing but Python.
+times their dot product; a row of OUT.csv a head dim. Page 08's table is made of it. Needs a GPU, and nothing but Python.
 """
 import argparse
 import array
@@ -36,8 +36,12 @@ def read_npy(path):
 
 
 def normal_numbers(count):
-    """Multiples of 1/32 below 8: eight bits."""
-    return [max(-255, min(255, round(random.gauss(0, 1) * 32))) / 32 for _ in range(count)]
+    """Rounded to the eight bits of bf16."""
+    numbers = []
+    for _ in range(count):
+        fraction, exponent = math.frexp(random.gauss(0, 1))
+        numbers.append(math.ldexp(round(fraction * 256), exponent - 8))
+    return numbers
 
 
 def run(command):

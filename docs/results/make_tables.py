@@ -19,6 +19,7 @@ the page of the papers' claims, in claims.py:
     ideas [STEP]         h200_ideas.csv: what a kernel (this one) gains by each idea of docs/ideas.md
     quantising           h200_quantise_08_fp8.csv: µs by length
     accuracy             h200_accuracy_08_fp8.csv: the errors of flashsteps accuracy, and the paper's
+    lse                  h200_lse_08_fp8.csv: LSE of 08/fp8 on the GPU beside the executor's, a column a head dim
     ratios STEP PASS     all h200_bench_*.csv: a step against PyTorch's kernels, geometric mean, least and most for each head dim
     ladder PASS [LAST [short]]   all h200_bench_*.csv: a row a step, N 1k, 2k, 4k; up to chapter LAST; sources in one line
     paper_traffic        h200_ncu_paper_shape.csv: HBM bytes and time of 02 against 05 + 06; a note on what is not there yet

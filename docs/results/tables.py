@@ -1,4 +1,5 @@
 """The tables of the pages, as functions of their arguments; make_tables.py says which there are."""
+import math
 import re
 import sys
 import textwrap
@@ -252,6 +253,22 @@ def accuracy(links):
         rmse = {r["head_dim"]: float(r["rmse"]) for r in data if (r["dtype"], r["how"]) == (dtype, how)}
         rows.append([f"{dtype}, {how}"] + [f"{rmse[h]:.1e}".replace("e-0", "e-") if h in rmse else "–" for h in heads])
     return markdown(["root mean square error"] + [h if h == "paper" else f"D {h}" for h in heads], rows, [(name, comments)], links)
+
+
+@table
+def lse(links):
+    """LSE of e4m3 scores on the GPU and on the executor, a column a head dim."""
+    name = "h200_lse_08_fp8.csv"
+    data, comments = read(name)
+    short = lambda x: f"{float(x):.1e}".replace("e-0", "e-")  # noqa: E731
+    rows = [["root mean square of the score"] + [number(float(r["score_rms"])) for r in data],
+            ["… of its error by rounding Q and K"] + [number(float(r["rounding_rms"])) for r in data],
+            ["… of GPU − executor"] + [short(r["difference_rms"]) for r in data],
+            ["relative to the score"] + [f"2^{math.log2(float(r['difference_rms']) / float(r['score_rms'])):.1f}".replace("-", "−") for r in data],
+            ["largest difference"] + [number(float(r["largest_difference"]), 2) for r in data],
+            ["largest score"] + [number(float(r["largest_score"])) for r in data],
+            [r"mean of \|executor\| − \|GPU\|"] + [short(r["mean_nearer_to_0"]) for r in data]]
+    return markdown([""] + [f"D {r['head_dim']}" for r in data], rows, [(name, comments)], links)
 
 
 @table

@@ -12,6 +12,9 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "docs/results"))
+from compare_lse import normal_numbers  # noqa: E402
+
 PROGRAM = sys.argv.pop(1)
 STAND_IN = f"""#!{sys.executable}
 import math, subprocess, sys
@@ -60,6 +63,14 @@ class CompareLseTest(unittest.TestCase):
             self.assertAlmostEqual(row["mean_nearer_to_0"] / row["difference_rms"], 3**0.5 / 2 * (2 / math.pi) ** 0.5, delta=0.05)
             self.assertLess(row["largest_difference"], row["largest_score"] * 2**-7)
             self.assertGreater(row["largest_difference"], row["largest_score"] * 2**-9)
+
+    def test_numbers_have_eight_bits_the_small_ones_too(self):
+        for x in normal_numbers(1000):
+            mantissa = math.frexp(x)[0] * 256
+            self.assertEqual(mantissa, int(mantissa))
+        odd = [x for x in normal_numbers(1000) if math.frexp(x)[0] * 256 % 2]
+        self.assertTrue(400 < len(odd) < 600, len(odd))
+        self.assertTrue(any(abs(x) < 0.05 for x in odd))
 
     def test_a_run_that_fails(self):
         ran, rows = self.compare("#!/bin/sh\necho no such step >&2; exit 2\n", ["auto", "cpu"])
