@@ -1,12 +1,14 @@
 // The registry of steps: how they are selected, what they support, what they ask for.
 #include <doctest/doctest.h>
 
+#include "cli/verify.h"
 #include "command.h"
 #include "harness/device.h"
 #include "harness/inputs.h"
 #include "harness/registry.h"
 #include "harness/runner.h"
 #include "message_of.h"
+#include "simt_kernels/simt_kernels.h"
 
 TEST_SUITE_BEGIN("registry");
 
@@ -73,6 +75,32 @@ TEST_CASE("a registration that leaves out what a step cannot do without is refus
   CHECK(contains(refusal([](Step& s) { s.dtypes.clear(); }), "20_mine/forward: its registration has no .dtypes; "));
   CHECK(contains(refusal([](Step& s) { s.head_dims.clear(); }), "no .head_dims; "));
   CHECK(contains(refusal([](Step& s) { s.forward = nullptr; }), "no .forward and no .backward; "));
+}
+
+TEST_CASE("a launch that cannot be is the failure of the step that asks for it, and says whose it is") {
+  using Kernels = simt_kernels::Kernels<Target::cpu>;
+  Problem p = small();
+  p.D = 32;
+  const RegisteredStep& right = *select_steps({"05/forward"}).front();
+  const auto outcome = [&](RunPass forward) {
+    RegisteredStep step{"20_mine/forward", {{Target::cpu, right.builds.at(Target::cpu)}}};
+    step.builds.at(Target::cpu).forward = forward;
+    return cli::verify(cpu_device(), Target::cpu, step, Pass::forward, cli::Question(p, false, 0));
+  };
+  const cli::Outcome threads = outcome([](const Problem&, const Tensors&, Stream) {
+    Kernels::empty({1, 1, 1}, {1025, 1, 1}, 0);
+  });
+  CHECK(!threads.pass);
+  CHECK(threads.outputs.empty());
+  CHECK(contains(threads.fault, "20_mine/forward: launch of "));
+  CHECK(contains(threads.fault, "1025 threads; from 1 to 1024"));
+  const cli::Outcome workspace = outcome([](const Problem&, const Tensors& t, Stream) { t.scratch<float>("S"); });
+  CHECK(!workspace.pass);
+  CHECK(contains(workspace.fault, "20_mine/forward: there is no workspace 'S'"));
+  // What is too much for the device at hand is no step's failure.
+  CHECK_THROWS_AS(outcome([](const Problem&, const Tensors&, Stream) { cpu_device().allocate(size_t(1) << 50); }),
+                  Error);
+  CHECK(outcome(right.builds.at(Target::cpu).forward).pass);
 }
 
 TEST_CASE("scratch memory as reported: quadratic in the lengths for chapter 02, three matrices with dropout") {

@@ -42,7 +42,7 @@ void require_host_memory(const std::string& what, double bytes, const std::strin
 struct Outcome {
   bool pass = false;
   std::map<std::string, reference::Verdict> outputs;  // "O", "LSE" or "dQ", "dK", "dV"; empty after a fault
-  std::string fault;                                  // what the kernel did that no kernel may do
+  std::string fault;                                  // what the kernel did that no kernel may do, or asked for
   size_t scratch_bytes = 0;
   std::optional<Traffic> traffic;  // where the kernels are observed
 };

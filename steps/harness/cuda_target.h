@@ -23,7 +23,7 @@ inline void check_cuda(cudaError_t status, const std::string& what) {
   if (status != cudaSuccess) throw KernelFault(what + ": " + cudaGetErrorString(status));
 }
 
-// What a launch needs against what the GPU in use has; throws Error with both figures. (gpu_device.cu)
+// What a launch needs against what the GPU in use has; throws LaunchError with both figures. (gpu_device.cu)
 void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes);
 
 // Bytes of shared memory that a block of the GPU in use may have at most. (gpu_device.cu)
@@ -33,7 +33,7 @@ size_t shared_memory_limit();
 int multiprocessors();
 
 // Launches `kernel` on `grid` blocks of `block` threads with `smem_bytes` of dynamic shared memory, asynchronously.
-// More than 48 KB of shared memory is opted in to here. Throws Error if the GPU cannot run such a launch at all.
+// More than 48 KB of shared memory is opted in to here. Throws LaunchError if the GPU cannot run such a launch.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, Stream stream, Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;  // nothing to do

@@ -12,6 +12,13 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A step asks for a launch that cannot be: too many threads, too much shared memory, too many blocks along an axis, or
+// a workspace that it has not declared. Where many are checked it is this one's failure; alone it is an Error.
+class LaunchError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A kernel did something that no kernel may do: a race, a write past an array, a deadlock. Exit code 1.
 class KernelFault : public std::runtime_error {
  public:

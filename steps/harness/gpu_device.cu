@@ -157,8 +157,8 @@ int multiprocessors() { return gpu_limits().multiProcessorCount; }
 void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes) {
   const cudaDeviceProp& limits = gpu_limits();
   if (grid.x > 2147483647u || grid.y > 65535u || grid.z > 65535u)
-    throw Error("launch: a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
-                std::to_string(grid.z) + " blocks; a GPU takes at most 2147483647 x 65535 x 65535");
+    throw LaunchError("launch: a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
+                      std::to_string(grid.z) + " blocks; a GPU takes at most 2147483647 x 65535 x 65535");
   cudaFuncAttributes needs{};
   const cudaError_t status = cudaFuncGetAttributes(&needs, kernel);
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
@@ -169,13 +169,14 @@ void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes) 
   check_cuda(status, "asking for a kernel's needs");
   const size_t smem = needs.sharedSizeBytes + smem_bytes;
   if (smem > limits.sharedMemPerBlockOptin)
-    throw Error("launch: the kernel needs " + std::to_string(smem) + " bytes of shared memory a block, this GPU has " +
-                std::to_string(limits.sharedMemPerBlockOptin) + "; use --device cpu or a smaller tile");
+    throw LaunchError("launch: the kernel needs " + std::to_string(smem) +
+                      " bytes of shared memory a block, this GPU has " + std::to_string(limits.sharedMemPerBlockOptin) +
+                      "; use --device cpu or a smaller tile");
   const size_t threads = size_t(block.x) * block.y * block.z;
   if (threads > size_t(needs.maxThreadsPerBlock))
-    throw Error("launch: a block of " + std::to_string(threads) + " threads; with " + std::to_string(needs.numRegs) +
-                " registers a thread this GPU runs the kernel with at most " +
-                std::to_string(needs.maxThreadsPerBlock));
+    throw LaunchError("launch: a block of " + std::to_string(threads) + " threads; with " +
+                      std::to_string(needs.numRegs) + " registers a thread this GPU runs the kernel with at most " +
+                      std::to_string(needs.maxThreadsPerBlock));
   // More than 48 KB is granted on request only. (CUDA C++ Programming Guide, compute capability 7.x, Shared Memory.)
   if (smem_bytes > size_t(needs.maxDynamicSharedSizeBytes))
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(smem_bytes)),

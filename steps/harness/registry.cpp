@@ -81,7 +81,8 @@ Registration::Registration(const char* file, Target target, Step step) {
 
 void* Tensors::address_of(const char* name) const {
   const auto it = workspace.find(name);
-  if (it == workspace.end()) throw Error("there is no workspace '" + std::string(name) + "'; ask for it in .workspace");
+  if (it == workspace.end())
+    throw LaunchError("there is no workspace '" + std::string(name) + "'; ask for it in .workspace");
   return it->second;
 }
 

@@ -21,6 +21,8 @@ DType lse_dtype(const Problem& p) { return p.dtype == DType::fp64 ? DType::fp64 
 void launch_named(const std::string& id, RunPass pass, const Problem& p, const Tensors& tensors) {
   try {
     pass(p, tensors, nullptr);
+  } catch (const LaunchError& e) {
+    throw LaunchError(id + ": " + e.what());
   } catch (const Error& e) {
     throw Error(id + ": " + e.what());
   }

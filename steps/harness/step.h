@@ -37,7 +37,7 @@ struct Tensors {
   void* dV = nullptr;
   std::map<std::string, void*> workspace;
 
-  // The workspace asked for under this name. Throws Error if it was not.
+  // The workspace asked for under this name. Throws LaunchError if it was not.
   template <class T>
   T* scratch(const char* name) const {
     return static_cast<T*>(address_of(name));

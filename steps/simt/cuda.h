@@ -49,8 +49,8 @@ struct Launch {
   size_t argument_bytes;
 };
 
-// Runs all blocks of the grid. Throws flash::Error if no GPU could run such a launch, flash::KernelFault if the kernel
-// did what no kernel may do.
+// Runs all blocks of the grid. Throws flash::LaunchError if no GPU could run such a launch, flash::KernelFault if
+// the kernel did what no kernel may do.
 void run_grid(const Launch& launch);
 
 // Bytes of shared memory that a block may have at most (Options::shared_bytes).

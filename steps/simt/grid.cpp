@@ -94,24 +94,24 @@ size_t static_shared_bytes(const void* kernel) {
   return bytes;
 }
 
-// Throws flash::Error when no GPU could run this.
+// Throws flash::LaunchError when no GPU could run this.
 void check_launch(const Launch& launch) {
   const std::string name = "launch of " + kernel_name(launch.kernel) + ": ";
   const dim3 grid = launch.grid, block = launch.block;
   if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
-    throw flash::Error(name + "grid " + shape(grid) + "; at most (2147483647,65535,65535)");
+    throw flash::LaunchError(name + "grid " + shape(grid) + "; at most (2147483647,65535,65535)");
   const uint64_t threads = uint64_t(block.x) * block.y * block.z;
   if (threads == 0 || threads > kMaxThreads || block.x > 1024 || block.y > 1024 || block.z > 64)
-    throw flash::Error(name + "block " + shape(block) + " of " + std::to_string(threads) +
-                       " threads; from 1 to 1024, and no axis above (1024,1024,64)");
+    throw flash::LaunchError(name + "block " + shape(block) + " of " + std::to_string(threads) +
+                             " threads; from 1 to 1024, and no axis above (1024,1024,64)");
   const size_t statics = static_shared_bytes(launch.kernel);
   if (statics > 48 << 10)
-    throw flash::Error(name + std::to_string(statics) + " bytes of __shared__ variables; at most 49152, more only as " +
-                       "dynamic_shared");
+    throw flash::LaunchError(name + std::to_string(statics) +
+                             " bytes of __shared__ variables; at most 49152, more only as dynamic_shared");
   const size_t most = shared_memory_limit();
   if (statics + launch.smem_bytes > most)
-    throw flash::Error(name + std::to_string(statics + launch.smem_bytes) + " bytes of shared memory; at most " +
-                       std::to_string(most) + " (" + std::to_string(most >> 10) + " KB)");
+    throw flash::LaunchError(name + std::to_string(statics + launch.smem_bytes) + " bytes of shared memory; at most " +
+                             std::to_string(most) + " (" + std::to_string(most >> 10) + " KB)");
 }
 
 // Makes all shadows ready for observed code.
