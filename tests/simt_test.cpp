@@ -345,13 +345,16 @@ TEST_CASE_TEMPLATE("grids and blocks that are refused, or nothing", K, Plain, Ob
   K::empty({1, 0, 1}, {32, 1, 1}, 0);
   K::empty({1, 1, 0}, {32, 1, 1}, 0);
   K::empty({1, 1, 1}, {1024, 1, 1}, 227 << 10);
-  CHECK_THROWS_WITH_AS(K::empty({1, 1, 1}, {1025, 1, 1}, 0), doctest::Contains("1025 threads"), flash::Error);
-  CHECK_THROWS_AS(K::empty({1, 1, 1}, {32, 33, 1}, 0), flash::Error);
-  CHECK_THROWS_AS(K::empty({1, 1, 1}, {0, 1, 1}, 0), flash::Error);
-  CHECK_THROWS_AS(K::empty({1, 1, 1}, {1, 1, 65}, 0), flash::Error);
-  CHECK_THROWS_WITH_AS(K::empty({1, 65536, 1}, {1, 1, 1}, 0), doctest::Contains("65535"), flash::Error);
-  CHECK_THROWS_AS(K::empty({1, 1, 65536}, {1, 1, 1}, 0), flash::Error);
-  CHECK_THROWS_WITH_AS(K::empty({1, 1, 1}, {1, 1, 1}, (227 << 10) + 1), doctest::Contains("232449"), flash::Error);
+  CHECK_THROWS_WITH_AS(K::empty({1, 1, 1}, {1025, 1, 1}, 0), doctest::Contains("1025 threads"), flash::LaunchError);
+  CHECK_THROWS_AS(K::empty({1, 1, 1}, {32, 33, 1}, 0), flash::LaunchError);
+  CHECK_THROWS_AS(K::empty({1, 1, 1}, {0, 1, 1}, 0), flash::LaunchError);
+  CHECK_THROWS_AS(K::empty({1, 1, 1}, {1, 1, 65}, 0), flash::LaunchError);
+  CHECK_THROWS_WITH_AS(K::empty({1, 65536, 1}, {1, 1, 1}, 0), doctest::Contains("65535"), flash::LaunchError);
+  CHECK_THROWS_AS(K::empty({1, 1, 65536}, {1, 1, 1}, 0), flash::LaunchError);
+  CHECK_THROWS_WITH_AS(K::empty({1, 1, 1}, {1, 1, 1}, (227 << 10) + 1), doctest::Contains("232449"),
+                       flash::LaunchError);
+  CHECK_THROWS_WITH_AS(K::too_much_static_shared(), doctest::Contains("49153 bytes of __shared__ variables"),
+                       flash::LaunchError);
 }
 
 TEST_CASE("more blocks than the observer has numbers for") {

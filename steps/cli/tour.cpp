@@ -119,15 +119,22 @@ class Tour {
     for (const char* column : {"ms", "tflops", "speedup"}) row[column] = nullptr;
     Problem p = large_problem();
     p.dtype = dtype_shown(step.info());
-    if (!target || why_unsupported(step, p, pass)) return;
+    if (!target || row["ok"] == false || why_unsupported(step, p, pass)) return;
     progress_.show(step.id + " " + name_of(pass) + ": timing");
     HostTensors tensors = random_tensors(p, p.seed);
     if (pass == Pass::backward && !forward_of(step)) {  // any consistent numbers do: speed does not depend on them
       tensors.O = tensors.dO;
       tensors.LSE.assign(p.query_rows(), std::log(double(p.Nk)));
     }
-    const PreparedStep prepared(*chosen_.device, *target, step, pass, p, tensors);
-    const double ms = median_ms(*chosen_.device, prepared);
+    double ms;
+    try {
+      ms = median_ms(*chosen_.device, PreparedStep(*chosen_.device, *target, step, pass, p, tensors));
+    } catch (const KernelFault& fault) {  // one that the small problem does not have
+      Outcome outcome;
+      outcome.fault = std::string("timing: ") + fault.what();
+      row["ok"] = note(step, pass, outcome);
+      return;
+    }
     row["ms"] = ms;
     row["tflops"] = flops(p, pass) / ms / 1e9;
     // Against the first kernel that ran on the GPU in this pass: chapter 02's.

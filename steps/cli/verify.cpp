@@ -93,9 +93,6 @@ Outcome verify(Device& device, Target target, const RegisteredStep& step, Pass p
   } catch (const KernelFault& fault) {
     outcome.fault = fault.what();
     return outcome;
-  } catch (const LaunchError& refused) {
-    outcome.fault = refused.what();
-    return outcome;
   }
   outcome.scratch_bytes = result.scratch_bytes;
   outcome.traffic = result.traffic;

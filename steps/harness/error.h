@@ -1,4 +1,4 @@
-// What can go wrong, as two kinds: the user's question cannot be answered, or a kernel misbehaved.
+// What can go wrong, as two kinds: the user's question cannot be answered, or a step misbehaved.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -12,17 +12,17 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A step asks for a launch that cannot be: too many threads, too much shared memory, too many blocks along an axis, or
-// a workspace that it has not declared. Where many are checked it is this one's failure; alone it is an Error.
-class LaunchError : public Error {
- public:
-  using Error::Error;
-};
-
 // A kernel did something that no kernel may do: a race, a write past an array, a deadlock. Exit code 1.
 class KernelFault : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// A step asks for a launch that the GPU in use (on the executor: any) cannot make: no threads or too many, too much
+// shared memory, too many blocks along an axis, or a workspace that it has not declared.
+class LaunchError : public KernelFault {
+ public:
+  using KernelFault::KernelFault;
 };
 
 // A message as it is shown: one line, whatever was quoted in it.

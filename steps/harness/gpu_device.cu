@@ -173,6 +173,9 @@ void check_launch(const void* kernel, dim3 grid, dim3 block, size_t smem_bytes) 
                       " bytes of shared memory a block, this GPU has " + std::to_string(limits.sharedMemPerBlockOptin) +
                       "; use --device cpu or a smaller tile");
   const size_t threads = size_t(block.x) * block.y * block.z;
+  if (threads == 0 || block.x > 1024 || block.y > 1024 || block.z > 64)
+    throw LaunchError("launch: a block of " + std::to_string(block.x) + " x " + std::to_string(block.y) + " x " +
+                      std::to_string(block.z) + " threads; from 1 to 1024 in all, and at most 1024 x 1024 x 64");
   if (threads > size_t(needs.maxThreadsPerBlock))
     throw LaunchError("launch: a block of " + std::to_string(threads) + " threads; with " +
                       std::to_string(needs.numRegs) + " registers a thread this GPU runs the kernel with at most " +

@@ -15,7 +15,7 @@ namespace flash {
 //
 // A backward pass that reads what its chapter's forward pass saves gets that pass run once, here; any other takes O and
 // LSE from `forward`, if that is given, or else from `inputs`. Throws Error (unsupported, out of memory) or
-// KernelFault.
+// KernelFault, as launching does (LaunchError).
 class PreparedStep {
  public:
   PreparedStep(Device& device, Target target, const RegisteredStep& step, Pass pass, const Problem& problem,

@@ -168,6 +168,9 @@ int main(int argc, char** argv) {
     return soak(o, *chosen.device);
   } catch (const CLI::CallForHelp& e) {
     return app.exit(e);
+  } catch (const KernelFault& e) {
+    std::cerr << "soak: " << e.what() << "\n";
+    return 1;
   } catch (const std::exception& e) {
     std::cerr << "soak: " << e.what() << "\n";
     return 2;

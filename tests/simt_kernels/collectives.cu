@@ -138,6 +138,13 @@ __global__ void softmax(const float* in, float* out, int rows, int columns) {
 
 __global__ void nothing() {}
 
+__global__ void hoard(char* out) {
+  __shared__ char many[(48 << 10) + 1];
+  many[threadIdx.x] = char(threadIdx.x);
+  __syncthreads();
+  *out = many[blockIdx.x];
+}
+
 }  // namespace
 
 template <>
@@ -179,6 +186,10 @@ void Kernels<kTarget>::softmax_rows(const float* in, float* out, int rows, int c
 template <>
 void Kernels<kTarget>::empty(const uint32_t (&grid)[3], const uint32_t (&block)[3], size_t smem_bytes) {
   launch(nothing, shape(grid), shape(block), smem_bytes, nullptr);
+}
+template <>
+void Kernels<kTarget>::too_much_static_shared() {
+  launch(hoard, 1, 1, 0, nullptr, nullptr);
 }
 
 }  // namespace simt_kernels
