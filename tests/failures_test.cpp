@@ -397,4 +397,15 @@ TEST_CASE("profile: a problem that launches nothing has a row, too") {
   CHECK(flashsteps("profile 02 --seq 0 --lines").code == 0);
 }
 
+TEST_CASE("a program that was stripped of its symbols is not observed, and runs") {
+  const Folder folder;
+  const std::string stripped = folder / "flashsteps";
+  // In the place of the command as built, which becomes the shell's $0.
+  const std::string before =
+      "strip -o '"s + stripped + "' '" + FLASHSTEPS_COMMAND + "' && sh -c '\"" + stripped + "\" \"$@\"' ";
+  expect_refused("check 03/shared_tiles --seq 20 --device cpu", {"no symbol table", "do not strip it"}, before);
+  expect_refused("profile 03/shared_tiles --seq 20", {"no symbol table"}, before);
+  CHECK(flashsteps("check 03/shared_tiles --seq 20 --device cpu --no-observe", before).code == 0);
+}
+
 TEST_SUITE_END();

@@ -116,6 +116,10 @@ void check_launch(const Launch& launch) {
 
 // Makes all shadows ready for observed code.
 void begin_observation(uint64_t blocks) {
+  if (!has_symbols())
+    throw flash::Error(
+        "the program has no symbol table, in which the executor looks up shared variables; "
+        "do not strip it, or use check --no-observe");
   const bool anew = number_blocks(blocks);
   observe_device_memory();
   if (!anew) return;

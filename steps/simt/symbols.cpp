@@ -192,6 +192,7 @@ std::string template_name(const std::string& name) { return name.substr(0, name.
 
 size_t load_address() { return own_module().load_address; }
 std::string program_file() { return own_module().file; }
+bool has_symbols() { return !symbol_table().functions.empty(); }
 
 const std::string& kernel_name(const void* kernel) { return kernel_at(kernel).name; }
 const std::vector<SharedVariable>& shared_variables_of(const void* kernel) { return kernel_at(kernel).variables; }

@@ -11,6 +11,9 @@ namespace simt {
 size_t load_address();
 std::string program_file();
 
+// Whether the program still has its symbol table: strip takes it away, and with it what the rest of this file knows.
+bool has_symbols();
+
 // "scores<64>" for the address of a kernel.
 const std::string& kernel_name(const void* kernel);
 
