@@ -288,7 +288,7 @@ TEST_CASE("a GPU with less shared memory gets tiles that fit: a T4 with 64 KB a 
     every_step([sm = sm](const RegisteredStep& step, Pass pass) {
       for (int D : some_head_dims(step.info())) {
         Problem p;
-        p.Hq = p.Hkv = 2, p.Nq = 70, p.Nk = 75, p.D = D, p.scale = default_scale(D), p.causal = true;
+        p.Nq = 70, p.Nk = 75, p.D = D, p.scale = default_scale(D), p.causal = true;
         p.dtype = step.info().dtypes.front();
         if (step.info().min_sm > sm || why_unsupported(step, p, pass)) continue;
         for (const bool other : {false, true}) {  // what has kernels of its own, in some steps
