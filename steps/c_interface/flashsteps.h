@@ -44,7 +44,7 @@ int flashsteps_interface(void); /* of the library; compare it with the header's 
 
 enum {
   FLASHSTEPS_OK = 0,
-  FLASHSTEPS_FAULT = 1, /* a kernel or the GPU failed */
+  FLASHSTEPS_FAULT = 1, /* a kernel or the GPU failed, or a step asked for a launch that cannot be */
   FLASHSTEPS_REFUSED =
       2 /* cannot be run as asked: unknown step, unsupported problem, no GPU, no memory, a null pointer */
 };
